@@ -1,0 +1,38 @@
+//! The core of [distlock](https://docs.rs/distlock): the contract that every store keeps, and the
+//! client that applications use on top of it.
+//!
+//! * An application uses [`LockClient`], [`LockGuard`] and [`Owner`].
+//! * The author of a store implements [`DistributedLock`] and runs the `conformance` suite.
+//! * [`MemoryLock`] is the store for tests, and the reference model.
+
+mod answer;
+mod capabilities;
+mod claim;
+mod clock;
+mod error;
+mod id;
+mod info;
+mod key;
+mod lost;
+mod memory;
+mod millis;
+mod store;
+mod token;
+mod ttl;
+
+pub use answer::{Attempt, Busy, Grant, Holder, Release, Renewal};
+pub use capabilities::{Capabilities, Durability, Fairness, TokenSource};
+pub use claim::{Asker, Claim};
+pub use clock::{Clock, ManualClock, Moment, SystemClock};
+pub use error::{Error, RunError, StoreError, StoreErrorKind};
+pub use id::{HoldId, InvalidId, OwnerId};
+pub use info::{LockInfo, LockPage, Page, Waiter};
+pub use key::{InvalidKey, LockKey};
+pub use lost::LostReason;
+pub use memory::MemoryLock;
+pub use store::DistributedLock;
+pub use token::FencingToken;
+pub use ttl::{InvalidTtl, Ttl};
+
+/// What calls of the client return.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
