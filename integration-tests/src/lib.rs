@@ -1,0 +1,4 @@
+//! What the tests of the stores share: private servers and faults.
+
+pub mod process;
+pub mod servers;
