@@ -1,13 +1,13 @@
 //! `distlock run`.
 
-use std::{env, io, process::Command};
+use std::{io, process::Command};
 
 use distlock::{Error, LockClient, LockGuard, OwnerId, Wait};
 
 use crate::{
     args::{Global, Run},
     failure::{Failure, Kind, not_executed, warn, with_causes},
-    group::Group,
+    group::{Group, this_program},
     job::{Ended, Job, Policy},
     nested::Around,
     signals::Signals,
@@ -79,7 +79,7 @@ async fn run_under(
     let environment = around.environment(guard.key(), guard.token(), guard.owner());
     let takes_terminal = terminal::is_to_be_given();
     let mut command = if takes_terminal {
-        let mut taker = Command::new(env::current_exe().map_err(cannot_start)?);
+        let mut taker = Command::new(this_program().map_err(cannot_start)?);
         taker.arg(terminal::TAKE).args(&args.command);
         taker
     } else {
