@@ -8,7 +8,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::sync::{Notify, futures::OwnedNotified};
 
-use crate::{Claim, Error, LockKey, OwnerId, Result, client::Inner, held::Held};
+use crate::{Error, LockKey, OwnerId, Result, client::Inner, held::Held};
 
 /// The locks that explicit owners hold, or are acquiring, in this process.
 #[derive(Debug, Default)]
@@ -32,9 +32,9 @@ pub(crate) enum Entry {
 }
 
 impl Entered {
-    pub(crate) fn enter(&self, claim: &Claim, inner: &Arc<Inner>) -> Result<Entry> {
+    pub(crate) fn enter(&self, owner: OwnerId, key: &LockKey, inner: &Arc<Inner>) -> Result<Entry> {
         let mut slots = self.0.lock();
-        match slots.entry((claim.owner, claim.key.clone())) {
+        match slots.entry((owner, key.clone())) {
             hash_map::Entry::Vacant(vacant) => {
                 let decided = Arc::new(Notify::new());
                 let name = vacant.key().clone();
