@@ -36,11 +36,13 @@ impl Compete<'_> {
 
     /// Enters a lock that the owner holds in this process, or competes for it.
     async fn enter(&self, owner: OwnerId) -> Result<LockGuard> {
+        let inner = self.inner;
+        let mut now = self.started;
         loop {
-            match self.inner.entered.enter(owner, &self.key, self.inner)? {
+            match inner.entered.enter(owner, &self.key, inner, now)? {
                 Entry::Entered(held) => {
-                    let waited = self.inner.clock.now().since(self.started);
-                    return Ok(LockGuard::new(self.inner.clone(), held, waited, 0));
+                    let waited = now.since(self.started);
+                    return Ok(LockGuard::new(inner.clone(), held, waited, 0));
                 }
                 Entry::First(place) => {
                     let guard = self.compete(owner).await?;
@@ -52,6 +54,7 @@ impl Compete<'_> {
                     if !self.within_wait(over).await {
                         return Err(self.refused(Ok(Busy::default())));
                     }
+                    now = inner.clock.now();
                 }
             }
         }
