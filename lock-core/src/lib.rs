@@ -9,6 +9,8 @@ mod answer;
 mod capabilities;
 mod claim;
 mod clock;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 mod error;
 mod id;
 mod info;
