@@ -27,8 +27,10 @@ fn every_behaviour_is_in_the_list() {
     for file in fs::read_dir(folder).unwrap() {
         let text = fs::read_to_string(file.unwrap().path()).unwrap();
         for line in text.lines() {
-            if let Some(rest) = line.strip_prefix("pub async fn ") {
-                written.insert(rest.split('(').next().unwrap().to_owned());
+            // One with more arguments is a part that a test may call with others.
+            let head = line.strip_suffix("(subject: &dyn Subject) {");
+            if let Some(name) = head.and_then(|head| head.strip_prefix("pub async fn ")) {
+                written.insert(name.to_owned());
             }
         }
     }
