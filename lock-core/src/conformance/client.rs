@@ -2,6 +2,7 @@
 //! store's verbs.
 
 use std::{
+    collections::BTreeSet,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -11,14 +12,16 @@ use std::{
 
 use futures_util::future::join_all;
 use parking_lot::Mutex;
-use tokio::{task::JoinSet, time::timeout};
+use tokio::{sync::Barrier, task::JoinSet, time::timeout};
 
 use super::{
     PATIENCE, Subject,
     actor::{Actor, LONG, SHORT, assert_not_early, client, key, until},
     spy::{Hearing, Spy},
 };
-use crate::{DistributedLock, Error, Fairness, LockClient, LockKey, Wait};
+use crate::{
+    DistributedLock, Error, Fairness, FencingToken, LockClient, LockKey, LostReason, OwnerId, Wait,
+};
 
 /// Who does not wait makes one attempt, is told who holds the lock, and does not queue. Clauses 8
 /// and 13; A34, B14, B79.
@@ -249,8 +252,8 @@ pub async fn clients_that_give_up_leave_no_trace(subject: &dyn Subject) {
     holder.rival("next").enters().await;
 }
 
-/// An increment that is not atomic, by many tasks of several clients, loses nothing, and tokens
-/// grow in the order of the grants. Clauses 1 and 4; B08, B67.
+/// An increment that is not atomic, by many tasks of several clients, loses nothing; tokens grow
+/// in the order of the grants, and no owner is used twice. Clauses 1 and 4; A40, B08, B67.
 pub async fn a_counter_over_clients_is_exact(subject: &dyn Subject) {
     const TASKS: usize = 9;
     const ROUNDS: usize = 6;
@@ -261,41 +264,77 @@ pub async fn a_counter_over_clients_is_exact(subject: &dyn Subject) {
         client(subject).await,
     ];
     let counter = Arc::new(AtomicU64::new(0));
-    let tokens = Arc::new(Mutex::new(Vec::new()));
+    let grants = Arc::new(Mutex::new(Vec::new()));
     let mut tasks = JoinSet::new();
     for task in 0..TASKS {
         let (client, key) = (clients[task % clients.len()].clone(), key.clone());
-        let (counter, tokens) = (counter.clone(), tokens.clone());
+        let (counter, grants) = (counter.clone(), grants.clone());
         tasks.spawn(async move {
             for _ in 0..ROUNDS {
-                let work = count_up(&client, &key, &counter, &tokens);
+                let work = count_up(&client, &key, &counter, &grants);
                 timeout(PATIENCE, work).await.expect("its turn comes");
             }
         });
     }
     tasks.join_all().await;
     assert_eq!(counter.load(Ordering::SeqCst), (TASKS * ROUNDS) as u64);
-    let tokens = tokens.lock();
+    let grants = grants.lock();
     assert!(
-        tokens.is_sorted_by(|a, b| a < b),
-        "in the order of the grants: {tokens:?}"
+        grants.is_sorted_by(|(a, _), (b, _)| a < b),
+        "in the order of the grants: {grants:?}"
     );
+    let owners: BTreeSet<_> = grants.iter().map(|(_, owner)| owner).collect();
+    assert_eq!(owners.len(), grants.len());
 }
 
 async fn count_up(
     client: &LockClient,
     key: &LockKey,
     counter: &AtomicU64,
-    tokens: &Mutex<Vec<crate::FencingToken>>,
+    grants: &Mutex<Vec<(FencingToken, OwnerId)>>,
 ) {
     let acquire = client.lock(key).ttl(LONG).wait(Wait::Forever);
     let done = acquire.run(async |guard| {
         let read = counter.load(Ordering::SeqCst);
-        tokens.lock().push(guard.token());
+        grants.lock().push((guard.token(), guard.owner()));
         tokio::time::sleep(Duration::from_millis(1)).await;
         counter.store(read + 1, Ordering::SeqCst);
     });
     done.await.expect("the lock is held to the end");
+}
+
+/// Tasks that take two locks in opposite orders end in time-outs, not in a deadlock. Clause 13;
+/// A42, B100.
+pub async fn opposite_orders_end_in_a_time_out(subject: &dyn Subject) {
+    let keys = [key("left"), key("right")];
+    let clients = [client(subject).await, client(subject).await];
+    let met = Arc::new(Barrier::new(2));
+    let mut tasks = JoinSet::new();
+    for (task, client) in clients.into_iter().enumerate() {
+        let (mine, other) = (keys[task].clone(), keys[1 - task].clone());
+        let met = met.clone();
+        tasks.spawn(async move {
+            let guard = client.lock(mine).ttl(LONG).acquire().await;
+            met.wait().await;
+            let wait = Duration::from_millis(300);
+            let second = client.lock(other).wait(wait).acquire().await;
+            // Nobody lets go before both have their answer.
+            met.wait().await;
+            guard
+                .expect("nobody else wants it")
+                .release()
+                .await
+                .expect("it was held");
+            second
+        });
+    }
+    let seconds = timeout(PATIENCE, tasks.join_all()).await;
+    for refused in seconds.expect("no deadlock") {
+        assert!(matches!(refused, Err(Error::Timeout { .. })), "{refused:?}");
+    }
+    for key in &keys {
+        Actor::open(subject, key, "next").await.enters().await;
+    }
 }
 
 /// A shutdown releases all locks and ends all waits, and says so. Clauses 12 and 13; B113.
@@ -326,7 +365,7 @@ pub async fn a_shutdown_releases_everything(subject: &dyn Subject) {
     }
     for guard in guards {
         assert!(!guard.is_held());
-        assert_eq!(guard.lost().await, crate::LostReason::Closed);
+        assert_eq!(guard.lost().await, LostReason::Closed);
     }
     let ended = timeout(PATIENCE, waiting)
         .await

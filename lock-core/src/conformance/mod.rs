@@ -172,6 +172,7 @@ macro_rules! __with_behaviours {
             client::a_client_takes_over_when_a_lease_ends,
             client::clients_that_give_up_leave_no_trace,
             client::a_counter_over_clients_is_exact,
+            client::opposite_orders_end_in_a_time_out,
             client::a_shutdown_releases_everything,
             client::a_drain_lets_work_end_under_its_lock,
 
@@ -252,8 +253,8 @@ macro_rules! __behaviour_names {
 /// The names of all behaviours, in the order of the clauses.
 pub const BEHAVIOURS: &[&str] = crate::__with_behaviours!(__behaviour_names);
 
-/// Runs one behaviour to its end on a runtime of its own.
-#[doc(hidden)]
+/// Runs one behaviour to its end on a runtime of its own; a test that calls a behaviour itself
+/// may use it.
 pub fn run(behaviour: impl Future<Output = ()>) {
     const LIMIT: Duration = Duration::from_secs(600);
     let runtime = tokio::runtime::Builder::new_multi_thread()
