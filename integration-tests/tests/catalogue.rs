@@ -4,6 +4,8 @@
 //!
 //! `UPDATE=1 cargo test -p integration-tests --test catalogue` writes the table anew.
 
+#![allow(clippy::unwrap_used, reason = "helpers of a test are tests, too")]
+
 use std::{
     collections::BTreeMap,
     env, fmt, fs,
