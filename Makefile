@@ -19,4 +19,4 @@ doc: ## the documentation of the crates, in target/doc
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --all-features --no-deps
 
 bench: ## the benchmarks, in target/criterion
-	$(CARGO) bench --workspace --all-features
+	$(CARGO) bench --workspace --all-features --bench '*'
