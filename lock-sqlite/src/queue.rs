@@ -3,8 +3,11 @@
 //! The order of the queue is in the file. This is a plain structure behind one lock.
 
 use std::{
-    collections::HashMap,
-    sync::{Arc, Weak},
+    collections::{HashMap, HashSet},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -29,10 +32,22 @@ struct State {
     beat_due: Option<Instant>,
 }
 
+/// A handle of this process on the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HandleId(u64);
+
+impl HandleId {
+    pub(crate) fn new() -> Self {
+        static HANDLES: AtomicU64 = AtomicU64::new(0);
+        Self(HANDLES.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
 /// A claim in the queue of the file.
 #[derive(Debug)]
 struct Place {
     seq: i64,
+    handle: HandleId,
     hold: HoldId,
     owner: OwnerId,
     turn: Arc<Notify>,
@@ -71,7 +86,7 @@ impl Waiters {
     }
 
     /// The claim is in the queue of the file, at `seq`.
-    pub(crate) fn joined(&self, claim: &Claim, seq: i64) {
+    pub(crate) fn joined(&self, handle: HandleId, claim: &Claim, seq: i64) {
         let mut state = self.state.lock();
         let due = Instant::now() + self.beat();
         state.beat_due = Some(state.beat_due.map_or(due, |other| other.min(due)));
@@ -79,10 +94,12 @@ impl Waiters {
         match places.iter_mut().find(|place| place.hold == claim.hold) {
             Some(place) => {
                 place.seq = seq;
+                place.handle = handle;
                 place.told = None;
             }
             None => places.push(Place {
                 seq,
+                handle,
                 hold: claim.hold,
                 owner: claim.owner,
                 turn: Arc::new(Notify::new()),
@@ -146,11 +163,17 @@ impl Waiters {
         }
     }
 
-    /// Wakes everybody, to find out that the store is closed.
-    pub(crate) fn wake_all(&self) {
-        for place in self.state.lock().places.values().flatten() {
-            place.turn.notify_one();
-        }
+    /// The handle is closed: its waiters give no more signs of life.
+    pub(crate) fn forget(&self, handle: HandleId) {
+        self.state.lock().places.retain(|_, places| {
+            places.retain(|place| {
+                if place.handle == handle {
+                    place.turn.notify_one();
+                }
+                place.handle != handle
+            });
+            !places.is_empty()
+        });
     }
 
     pub(crate) fn take_look(&self) -> bool {
@@ -186,11 +209,8 @@ impl Waiters {
 
     /// After a sign of life of `asked`: those that are not among `there` have lost their place.
     pub(crate) fn have_beaten(&self, asked: &[i64], there: &[i64]) {
-        let lost: Vec<i64> = asked
-            .iter()
-            .filter(|seq| !there.contains(seq))
-            .copied()
-            .collect();
+        let there: HashSet<_> = there.iter().collect();
+        let lost: HashSet<_> = asked.iter().filter(|seq| !there.contains(seq)).collect();
         if lost.is_empty() {
             return;
         }
@@ -291,9 +311,12 @@ pub(crate) fn waiters_of(path: &std::path::Path, claim_window: Duration) -> Arc<
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let mut files = FILES.lock();
     files.retain(|(_, waiters)| waiters.strong_count() > 0);
-    if let Some((_, waiters)) = files.iter().find(|(other, _)| *other == path)
-        && let Some(waiters) = waiters.upgrade()
-    {
+    let same = files
+        .iter()
+        .filter(|(other, _)| *other == path)
+        .filter_map(|(_, waiters)| waiters.upgrade())
+        .find(|waiters| waiters.claim_window == claim_window);
+    if let Some(waiters) = same {
         return waiters;
     }
     let waiters = Arc::new(Waiters::new(claim_window));

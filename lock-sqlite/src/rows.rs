@@ -69,11 +69,11 @@ where
 }
 
 fn holder(row: &SqliteRow) -> Result<Option<Holder>, Foreign> {
-    let remaining = until(row, "expires")?;
+    let left = until(row, "expires")?;
     let Some(owner) = get::<Option<String>>(row, "owner")? else {
         return Ok(None);
     };
-    if remaining.is_zero() {
+    if left.is_zero() {
         return Ok(None);
     }
     Ok(Some(Holder {
@@ -82,7 +82,8 @@ fn holder(row: &SqliteRow) -> Result<Option<Holder>, Foreign> {
         token: token(row)?,
         holds: get(row, "holds")?,
         held_for: since(row, "since")?,
-        remaining,
+        // Without the millisecond that makes sure that it does not end early.
+        remaining: left - Duration::from_millis(1),
     }))
 }
 

@@ -20,7 +20,7 @@ use crate::{
     config::Settings,
     connection::{Connection, File},
     error::foreign_value,
-    queue::{Waiters, waiters_of},
+    queue::{HandleId, Waiters, waiters_of},
     rows::{self, Foreign, get},
     schema,
     statements::*,
@@ -36,8 +36,15 @@ pub struct SqliteLock {
     pub(crate) writer: Connection,
     pub(crate) reader: Connection,
     pub(crate) waiters: Arc<Waiters>,
+    handle: HandleId,
     file: File,
     closed: AtomicBool,
+}
+
+impl Drop for SqliteLock {
+    fn drop(&mut self) {
+        self.waiters.forget(self.handle);
+    }
 }
 
 /// How many grants there are on average between two parts of the sweep, and how long a part is.
@@ -136,7 +143,7 @@ impl SqliteLock {
             .await?;
         if let Some(row) = answer {
             let seq = get(&row, "seq").map_err(|why| self.foreign(why))?;
-            self.waiters.joined(claim, seq);
+            self.waiters.joined(self.handle, claim, seq);
         }
         Ok(())
     }
@@ -216,6 +223,7 @@ pub(crate) async fn open(path: PathBuf, settings: Settings) -> Result<SqliteLock
         writer: Connection::open(file.clone(), connection),
         reader: Connection::unopened(file.clone()),
         waiters: waiters_of(&file.path, settings.claim_window),
+        handle: HandleId::new(),
         file,
         closed: AtomicBool::new(false),
     })
@@ -384,7 +392,7 @@ impl DistributedLock for SqliteLock {
 
     async fn close(&self) -> Result<(), StoreError> {
         self.closed.store(true, Ordering::Release);
-        self.waiters.wake_all();
+        self.waiters.forget(self.handle);
         self.writer.close().await?;
         self.reader.close().await
     }
