@@ -83,3 +83,23 @@ async fn main() -> Result<(), Box<dyn Error>> {
     guard.release().await?;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A12, A13: of two owners with one token, and of two tokens, the document knows one.
+    #[test]
+    fn a_document_refuses_older_tokens_and_equal_ones_of_others() {
+        let (alice, bob) = (OwnerId::random(), OwnerId::random());
+        let [old, new] = [1, 2].map(|number| FencingToken::new(number).unwrap());
+        let mut document = Document::default();
+        document.write("first", old, alice).unwrap();
+        document.write("again", old, alice).unwrap();
+        document.write("same token", old, bob).unwrap_err();
+        document.write("newer", new, bob).unwrap();
+        document.write("older", old, alice).unwrap_err();
+        document.write("same token", new, alice).unwrap_err();
+        assert_eq!(document.text, "newer");
+    }
+}

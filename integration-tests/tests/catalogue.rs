@@ -119,7 +119,7 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
         let name = path.file_name().unwrap().to_str().unwrap();
         if path.is_dir() && name != "target" && !name.starts_with('.') {
             found.extend(sources(&path));
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
+        } else if name.ends_with(".rs") && !file!().ends_with(name) {
             found.push(path);
         }
     }
