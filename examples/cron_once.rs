@@ -89,7 +89,9 @@ async fn demo() -> Result<()> {
 
 fn start(number: u32, store: &str, report: &Path) -> Result<Child> {
     let mut command = Command::new(env::current_exe()?);
-    command.args(["tick", &number.to_string(), store]).arg(report);
+    command
+        .args(["tick", &number.to_string(), store])
+        .arg(report);
     Ok(command.spawn()?)
 }
 

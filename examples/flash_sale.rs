@@ -81,7 +81,10 @@ fn sale(folder: &Path, store: &str) -> Result<u32> {
         let first: Vec<_> = items.iter().take(8).map(u32::to_string).collect();
         let more = if items.len() > 8 { ", …" } else { "" };
         let number = items.len();
-        println!("  {buyer} bought {number:>3}: items {}{more}", first.join(", "));
+        println!(
+            "  {buyer} bought {number:>3}: items {}{more}",
+            first.join(", ")
+        );
     }
     Ok(orders.values().map(|items| items.len() as u32).sum())
 }
@@ -104,7 +107,9 @@ impl Buyer {
     fn is_ready(&mut self) -> Result<()> {
         let mut said = String::new();
         BufReader::new(self.0.stdout.take().ok_or("no pipe")?).read_line(&mut said)?;
-        (said == "ready\n").then_some(()).ok_or("a buyer cannot start".into())
+        (said == "ready\n")
+            .then_some(())
+            .ok_or("a buyer cannot start".into())
     }
 
     fn go(&mut self) -> Result<()> {
@@ -113,7 +118,10 @@ impl Buyer {
 
     fn ends_well(mut self) -> Result<()> {
         let status = self.0.wait()?;
-        status.success().then_some(()).ok_or(format!("a buyer ended with {status}").into())
+        status
+            .success()
+            .then_some(())
+            .ok_or(format!("a buyer ended with {status}").into())
     }
 }
 
@@ -131,7 +139,11 @@ async fn shopping(buyer: &str, shop: Shop, store: &str) -> Result<()> {
     loop {
         let bought = match &locks {
             None => shop.buy(buyer).await?,
-            Some(locks) => locks.run("stock", async |_| shop.buy(buyer).await).await??,
+            Some(locks) => {
+                locks
+                    .run("stock", async |_| shop.buy(buyer).await)
+                    .await??
+            }
         };
         if !bought {
             return Ok(());
@@ -178,7 +190,10 @@ impl Shop {
     }
 
     fn order(&self, item: u32, buyer: &str) -> io::Result<()> {
-        let mut file = OpenOptions::new().create(true).append(true).open(&self.orders)?;
+        let mut file = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&self.orders)?;
         file.write_all(format!("{buyer}\t{item}\n").as_bytes())
     }
 
@@ -187,7 +202,10 @@ impl Shop {
         let mut orders = BTreeMap::<_, Vec<_>>::new();
         for line in fs::read_to_string(&self.orders)?.lines() {
             let (buyer, item) = line.split_once('\t').ok_or("not an order")?;
-            orders.entry(buyer.to_owned()).or_default().push(item.parse()?);
+            orders
+                .entry(buyer.to_owned())
+                .or_default()
+                .push(item.parse()?);
         }
         Ok(orders)
     }

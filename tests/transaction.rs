@@ -24,7 +24,9 @@ async fn stock(folder: &Path) -> sqlx::Result<SqlitePool> {
 }
 
 async fn items(db: &SqlitePool) -> sqlx::Result<i64> {
-    sqlx::query_scalar("SELECT items FROM stock").fetch_one(db).await
+    sqlx::query_scalar("SELECT items FROM stock")
+        .fetch_one(db)
+        .await
 }
 
 /// Reads and writes in one transaction; `false` for a token that is not the newest.
