@@ -13,23 +13,25 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A client on each store, and what has to live as long.
 async fn clients() -> (Vec<LockClient>, TempDir) {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = tempfile::tempdir().expect("a temporary folder");
     let sqlite = format!("sqlite://{}", folder.path().join("locks.db").display());
     let mut clients = Vec::new();
     for url in ["memory:", &sqlite] {
-        let store = distlock::open(url).await.unwrap();
-        clients.push(LockClient::builder(store).ttl(LONG).build().unwrap());
+        let store = distlock::open(url).await.expect("a store");
+        let client = LockClient::builder(store).ttl(LONG).build();
+        clients.push(client.expect("a client"));
     }
     (clients, folder)
 }
 
 async fn is_free(locks: &LockClient, key: &str) {
     let free = async {
-        while locks.inspect(key).await.unwrap().is_some() {
+        while locks.inspect(key).await.expect("an answer").is_some() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, free).await.unwrap();
+    let freed = tokio::time::timeout(PATIENCE, free).await;
+    freed.expect("the lock becomes free");
 }
 
 /// A21: the guard of a task that panics releases the lock.

@@ -4,7 +4,7 @@
 //!
 //! `UPDATE=1 cargo test -p integration-tests --test catalogue` writes the table anew.
 
-#![allow(clippy::unwrap_used, reason = "helpers of a test are tests, too")]
+#![allow(clippy::unwrap_used)]
 
 use std::{
     collections::BTreeMap,
