@@ -122,7 +122,7 @@ impl Watchdog {
         self.until(|agenda| !agenda.is_in_flight(id)).await;
     }
 
-    /// Returns when every withdrawal is done or given up.
+    /// Returns when the store has confirmed every withdrawal, or it is given up.
     pub(crate) async fn withdrawn(&self) {
         self.until(Agenda::has_withdrawn).await;
     }
