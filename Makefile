@@ -16,7 +16,7 @@ lint: ## formatting, and clippy for each set of features
 	.ci/lint
 
 doc: ## the documentation of the crates, in target/doc
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --all-features --no-deps
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --lib --all-features --no-deps
 
 bench: ## the benchmarks, in target/criterion
 	$(CARGO) bench --workspace --all-features --bench '*'
