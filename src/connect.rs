@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{DistributedLock, Error, LockClient, MemoryLock, Result, StoreError};
+use crate::{DistributedLock, Error, LockClient, MemoryLock, Result};
 
 /// A client with the default options on the store of `url`.
 ///
@@ -58,12 +58,12 @@ fn share(store: impl DistributedLock) -> Arc<dyn DistributedLock> {
 
 /// A URL that the store cannot read; nothing was sent.
 #[cfg(feature = "sqlite")]
-fn bad_url(why: StoreError) -> Error {
+fn bad_url(why: crate::StoreError) -> Error {
     invalid(why.to_string())
 }
 
 #[cfg(feature = "sqlite")]
-fn unusable(source: StoreError) -> Error {
+fn unusable(source: crate::StoreError) -> Error {
     Error::Store {
         operation: "open the store",
         key: None,

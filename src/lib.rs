@@ -29,3 +29,8 @@ pub use lock_core::*;
 #[cfg(feature = "sqlite")]
 #[doc(inline)]
 pub use lock_sqlite as sqlite;
+
+/// The examples of the README are tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

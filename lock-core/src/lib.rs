@@ -11,6 +11,9 @@ mod capabilities;
 mod claim;
 mod client;
 mod clock;
+mod compete;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 mod error;
 mod guard;
 mod handoff;
@@ -23,6 +26,7 @@ mod lost;
 mod memory;
 mod millis;
 mod owner;
+mod pending;
 mod reentry;
 mod store;
 mod token;
