@@ -304,13 +304,14 @@ impl<'a> Job<'a> {
 async fn endangered(guard: &LockGuard, group: &Group, policy: Policy) -> Option<LostReason> {
     loop {
         let left = guard.valid_for();
+        let mut pause = policy.look;
         if policy.kills() && !left.is_zero() {
             group.keep_until(SystemClock.now() + left.saturating_sub(policy.margin / 2));
             if left <= policy.notice() {
                 return None;
             }
+            pause = pause.min(left - policy.notice());
         }
-        let pause = left.saturating_sub(policy.notice()).min(policy.look);
         tokio::select! {
             biased;
             reason = guard.lost() => return Some(reason),
