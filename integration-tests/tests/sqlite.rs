@@ -385,6 +385,24 @@ async fn a_stopped_waiter_finds_its_place_again() {
     second.ends_well();
 }
 
+/// After the clock was set back an hour, a waiter that died before does not block the queue.
+#[tokio::test]
+async fn a_dead_waiter_from_the_future_blocks_nobody() {
+    let file = File::new();
+    let store = file.store().await;
+    let dead = queued("k", 600_000);
+    let holder = claim("k", 600_000);
+    granted(&store, &holder).await;
+    busy(&store, &dead).await;
+    let mut stranger = file.stranger().await;
+    sqlx::query("UPDATE waiters SET alive_until = alive_until + 3600000, since = since + 3600000")
+        .execute(&mut stranger)
+        .await
+        .unwrap();
+    store.release(&holder).await.unwrap();
+    granted(&store, &claim("k", 600_000)).await;
+}
+
 /// Clauses 1, 4 and 8 over processes: the counter is exact, and tokens grow in its order.
 #[tokio::test]
 async fn processes_take_turns() {

@@ -11,12 +11,22 @@ macro_rules! now {
     };
 }
 
-/// The first live waiter of lock `?1`.
+/// The waiter has given a sign of life. None lasts for more than a minute: after the clock was
+/// set back, what it says about the dead is in the far future.
+macro_rules! is_alive {
+    ($waiter:literal) => {
+        concat!($waiter, ".alive_until - ", now!(), " BETWEEN 1 AND 60000")
+    };
+}
+
+/// The first live waiter of a lock.
 macro_rules! first_waiter {
-    () => {
+    ($key:literal) => {
         concat!(
-            "(SELECT seq FROM waiters WHERE key = ?1 AND alive_until > ",
-            now!(),
+            "(SELECT seq FROM waiters WHERE key = ",
+            $key,
+            " AND ",
+            is_alive!("waiters"),
             " ORDER BY seq LIMIT 1)"
         )
     };
@@ -70,8 +80,8 @@ pub(crate) const ACQUIRE: &str = concat!(
         OR (owner IS NULL OR expires <= excluded.since)
        AND NOT EXISTS (
          SELECT 1 FROM waiters AS ahead
-         WHERE ahead.key = ?1 AND ahead.alive_until > ",
-    now!(),
+         WHERE ahead.key = ?1 AND ",
+    is_alive!("ahead"),
     " AND ahead.seq <
            ifnull((SELECT seq FROM waiters AS own WHERE own.key = ?1 AND own.hold = ?3),
                   9223372036854775807))
@@ -107,19 +117,19 @@ pub(crate) const WHY_BUSY: &str = concat!(
     now!(),
     " AS now, l.token, l.owner, length(l.holds) / 33 AS holds, l.label, l.host,
             l.pid, l.since, l.expires,
-            (SELECT count(*) FROM waiters AS w WHERE w.key = l.key AND w.alive_until > ",
-    now!(),
+            (SELECT count(*) FROM waiters AS w WHERE w.key = l.key AND ",
+    is_alive!("w"),
     ")
               AS queued,
-            (SELECT count(*) FROM waiters AS w WHERE w.key = l.key AND w.alive_until > ",
-    now!(),
+            (SELECT count(*) FROM waiters AS w WHERE w.key = l.key AND ",
+    is_alive!("w"),
     "
                AND w.seq <= own.seq) AS position,
             first.hold AS first_hold, first.alive_until AS first_until
      FROM locks AS l
      LEFT JOIN waiters AS own ON own.key = l.key AND own.hold = ?2
      LEFT JOIN waiters AS first ON first.seq = ",
-    first_waiter!(),
+    first_waiter!("?1"),
     "
      WHERE l.key = ?1"
 );
@@ -158,7 +168,7 @@ pub(crate) const RELEASE: &str = concat!(
     now!(),
     "
      RETURNING length(holds) / 33, ",
-    first_waiter!()
+    first_waiter!("?1")
 );
 
 /// `?1` key, `?2` token or NULL. A row: a grant was ended.
@@ -171,7 +181,7 @@ pub(crate) const FORCE_RELEASE: &str = concat!(
     "
        AND (?2 IS NULL OR token = ?2)
      RETURNING ",
-    first_waiter!()
+    first_waiter!("?1")
 );
 
 macro_rules! select_info {
@@ -190,12 +200,12 @@ macro_rules! select_info {
             now!(),
             " OR EXISTS
                         (SELECT 1 FROM waiters
-                         WHERE waiters.key = locks.key AND alive_until > ",
-            now!(),
+                         WHERE waiters.key = locks.key AND ",
+            is_alive!("waiters"),
             "))
                    ORDER BY key LIMIT ?2) AS l
-             LEFT JOIN waiters AS w ON w.key = l.key AND w.alive_until > ",
-            now!(),
+             LEFT JOIN waiters AS w ON w.key = l.key AND ",
+            is_alive!("w"),
             "
              ORDER BY l.key, w.seq"
         )
@@ -221,10 +231,8 @@ pub(crate) const WHOSE_TURN: &str = concat!(
      FROM json_each(?1) AS asked
      LEFT JOIN locks AS l ON l.key = asked.value
      LEFT JOIN waiters AS first ON first.seq =
-       (SELECT seq FROM waiters WHERE key = asked.value AND alive_until > ",
-    now!(),
-    "
-        ORDER BY seq LIMIT 1)"
+       ",
+    first_waiter!("asked.value")
 );
 
 /// `?1` is a JSON array of places in the queue, `?2` the claim window. A row for each that is

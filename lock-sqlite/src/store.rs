@@ -217,7 +217,7 @@ impl SqliteLock {
 
 pub(crate) async fn open(path: PathBuf, settings: Settings) -> Result<SqliteLock, StoreError> {
     let file = File::new(path, &settings);
-    let connection = schema::open(&file).await?;
+    let connection = file.within_limit(schema::open(&file)).await?;
     Ok(SqliteLock {
         settings,
         writer: Connection::open(file.clone(), connection),
@@ -393,7 +393,7 @@ impl DistributedLock for SqliteLock {
     async fn close(&self) -> Result<(), StoreError> {
         self.closed.store(true, Ordering::Release);
         self.waiters.forget(self.handle);
-        self.writer.close().await?;
-        self.reader.close().await
+        let (writer, reader) = tokio::join!(self.writer.close(), self.reader.close());
+        writer.and(reader)
     }
 }
