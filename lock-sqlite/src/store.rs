@@ -13,7 +13,7 @@ use lock_core::{
     Attempt, Busy, Capabilities, Claim, DistributedLock, Durability, FencingToken, Grant, LockInfo,
     LockKey, LockPage, Page, Release, Renewal, StoreError, TokenSource, Ttl,
 };
-use sqlx::{Row as _, Sqlite, query, query::Query, sqlite::SqliteArguments};
+use sqlx::{Sqlite, query, query::Query, sqlite::SqliteArguments};
 
 use crate::{
     SqliteLockBuilder,
@@ -114,20 +114,18 @@ impl SqliteLock {
         let Some(row) = answer else {
             return Ok(None);
         };
-        let grant = Grant {
-            token: rows::token(&row).map_err(|why| self.foreign(why))?,
-            ttl,
-            holds: row.try_get(1).map_err(|why| self.file.error(why))?,
-        };
-        if row.try_get(2).map_err(|why| self.file.error(why))? {
+        if self.waiters.left(&claim.key, claim.hold) {
             self.leave_queue(claim).await;
         }
-        Ok(Some(grant))
+        Ok(Some(Grant {
+            token: rows::token(&row).map_err(|why| self.foreign(why))?,
+            ttl,
+            holds: get(&row, "holds").map_err(|why| self.foreign(why))?,
+        }))
     }
 
     /// After the grant. Should it fail, the place is passed over as that of a dead waiter.
     async fn leave_queue(&self, claim: &Claim) {
-        self.waiters.left(&claim.key, claim.hold);
         let statement = query(LEAVE_QUEUE)
             .bind(claim.key.as_str().to_owned())
             .bind(claim.hold.to_string());
@@ -137,6 +135,7 @@ impl SqliteLock {
     }
 
     async fn enqueue(&self, claim: &Claim) -> Result<(), StoreError> {
+        self.waiters.joining(self.handle, claim);
         let answer = self
             .writer
             .row(with_asker(ENQUEUE, claim, self.claim_window()))
@@ -170,7 +169,7 @@ impl SqliteLock {
         let Some(row) = row else {
             return Ok(());
         };
-        let last: Option<String> = row.try_get(0).map_err(|why| self.file.error(why))?;
+        let last: Option<String> = get(&row, "last").map_err(|why| self.foreign(why))?;
         let idle = self.settings.forget_after.as_millis() as i64;
         for statement in [SWEEP_TOKEN, SWEEP_LOCKS] {
             let statement = query(statement).bind(last.clone()).bind(idle);
@@ -281,8 +280,8 @@ impl DistributedLock for SqliteLock {
             .bind(claim.hold.to_string());
         let mut answer = Release::NotHeld;
         if let Some(row) = self.writer.row(statement).await? {
-            let holds = row.try_get(0).map_err(|why| self.file.error(why))?;
-            let next: Option<i64> = row.try_get(1).map_err(|why| self.file.error(why))?;
+            let holds = get(&row, "holds").map_err(|why| self.foreign(why))?;
+            let next: Option<i64> = get(&row, "next").map_err(|why| self.foreign(why))?;
             if let (0, Some(next)) = (holds, next) {
                 self.waiters.tell(&claim.key, next);
             }
@@ -374,7 +373,7 @@ impl DistributedLock for SqliteLock {
         let Some(row) = self.writer.row(statement).await? else {
             return Ok(false);
         };
-        let next: Option<i64> = row.try_get(0).map_err(|why| self.file.error(why))?;
+        let next: Option<i64> = get(&row, "next").map_err(|why| self.foreign(why))?;
         if let Some(next) = next {
             self.waiters.tell(key, next);
         }
