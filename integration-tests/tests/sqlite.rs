@@ -450,7 +450,51 @@ async fn twenty_processes_start_on_an_empty_path() {
     }
 }
 
-/// A22, B09: a waiter in another process learns of a release without asking again.
+/// A23, clause 12: a runtime that is blocked in the middle of a call does not keep the file locked
+/// for other processes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_blocked_runtime_does_not_keep_the_file_locked() {
+    let file = File::new();
+    let store = file.store().await;
+    granted(&store, &claim("busy", 600_000)).await;
+    for polls in 0..24 {
+        let blocked = Arc::new(file.store().await);
+        let waiter = queued(if polls % 2 == 0 { "busy" } else { "free" }, 600_000);
+        let (ready, is_ready) = tokio::sync::oneshot::channel();
+        let (go_on, goes_on) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn({
+            let (blocked, waiter) = (blocked.clone(), waiter.clone());
+            move || {
+                let runtime = tokio::runtime::Builder::new_current_thread()
+                    .enable_all()
+                    .build();
+                runtime.unwrap().block_on(async {
+                    let mut attempt = Box::pin(async {
+                        let _ = blocked.try_acquire(&waiter).await;
+                        blocked.release(&waiter).await
+                    });
+                    for _ in 0..polls / 2 {
+                        if futures_util::poll!(&mut attempt).is_ready() {
+                            break;
+                        }
+                        std::thread::sleep(Duration::from_millis(5));
+                    }
+                    ready.send(()).unwrap();
+                    goes_on.recv().unwrap();
+                });
+            }
+        });
+        is_ready.await.unwrap();
+        let other = claim("other", 600_000);
+        granted(&store, &other).await;
+        store.release(&other).await.unwrap();
+        go_on.send(()).unwrap();
+        thread.join().unwrap();
+        store.release(&waiter).await.unwrap();
+    }
+}
+
+/// A22, A33: a waiter in another process learns of a release without asking again.
 #[tokio::test]
 async fn a_release_wakes_another_process() {
     let file = File::new();

@@ -31,10 +31,10 @@ CREATE INDEX IF NOT EXISTS waiters_in_order ON waiters (key, seq);
 CREATE VIEW IF NOT EXISTS clock AS
 SELECT CAST(unixepoch('now', 'subsec') * 1000 + 0.5 AS INTEGER) AS now;
 
--- No sign of life lasts for more than a minute: after the clock was set back, what it says about
+-- No sign of life lasts for more than ten seconds: after the clock was set back, what it says about
 -- the dead is in the far future.
 CREATE VIEW IF NOT EXISTS live_waiters AS
-SELECT * FROM waiters WHERE alive_until - (SELECT now FROM clock) BETWEEN 1 AND 60000;
+SELECT * FROM waiters WHERE alive_until - (SELECT now FROM clock) BETWEEN 1 AND 10000;
 
 -- One row: how far the sweep of idle locks is, and a token that none of those it deleted exceeds.
 CREATE TABLE IF NOT EXISTS swept (
