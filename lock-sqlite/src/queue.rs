@@ -26,7 +26,8 @@ struct State {
     places: HashMap<LockKey, Vec<Place>>,
     watches: u64,
     leader: Option<Leader>,
-    /// Something happened that the file's version does not show to the leader.
+    /// Something happened that the file's version does not show to the leader, or a leader may
+    /// have left while it was about to tell.
     look: bool,
     /// When the places have to give a sign of life next.
     beat_due: Option<Instant>,
@@ -290,6 +291,7 @@ impl Watch<'_> {
                     turn: self.turn.clone(),
                     seen: now,
                 });
+                state.look = true;
             }
         }
         Role::Lead

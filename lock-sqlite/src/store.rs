@@ -1,6 +1,7 @@
 //! The verbs of the contract on the file.
 
 use std::{
+    collections::HashSet,
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -13,7 +14,11 @@ use lock_core::{
     Attempt, Busy, Capabilities, Claim, DistributedLock, Durability, FencingToken, Grant, LockInfo,
     LockKey, LockPage, Page, Release, Renewal, StoreError, TokenSource, Ttl,
 };
-use sqlx::{Sqlite, query, query::Query, sqlite::SqliteArguments};
+use sqlx::{
+    Sqlite, query,
+    query::Query,
+    sqlite::{SqliteArguments, SqliteRow},
+};
 
 use crate::{
     SqliteLockBuilder,
@@ -27,6 +32,9 @@ use crate::{
 };
 
 /// Locks in one SQLite file, for the processes of one machine.
+///
+/// It needs a tokio runtime with time enabled where its futures are awaited. All handles of a
+/// process on one file know each other's waiters, on whatever runtime they are.
 ///
 /// It has one connection for what it changes and one for what it reads, whatever the number of
 /// locks and waiters.
@@ -188,15 +196,14 @@ impl SqliteLock {
             .map(|claim| (&claim.key, claim.owner, claim.hold, self.ttl(claim)))
             .collect();
         let asked = self.json(&asked)?;
-        let keys = |rows: Vec<sqlx::sqlite::SqliteRow>| -> Result<Vec<String>, StoreError> {
+        let keys = |rows: Vec<SqliteRow>| -> Result<HashSet<String>, StoreError> {
             let keys = rows.iter().map(|row| get(row, "key"));
             keys.collect::<Result<_, _>>()
                 .map_err(|why| self.foreign(why))
         };
         let renewed = keys(self.writer.rows(query(RENEW).bind(asked.clone())).await?)?;
-        let renewed: std::collections::HashSet<String> = renewed.into_iter().collect();
         let taken_over = if renewed.len() == claims.len() {
-            Vec::new()
+            HashSet::new()
         } else {
             keys(self.reader.rows(query(TAKEN_OVER).bind(asked)).await?)?
         };
@@ -207,7 +214,7 @@ impl SqliteLock {
                     ttl: self.ttl(claim),
                 },
                 key => Renewal::Gone {
-                    taken_over: taken_over.iter().any(|other| other == key),
+                    taken_over: taken_over.contains(key),
                 },
             })
             .collect())
@@ -315,7 +322,7 @@ impl DistributedLock for SqliteLock {
         answers.resize_with(claims.len(), || None);
         let mut left: Vec<usize> = (0..claims.len()).collect();
         while !left.is_empty() {
-            let mut keys = std::collections::HashSet::new();
+            let mut keys = HashSet::new();
             let (now, later): (Vec<usize>, Vec<usize>) =
                 left.iter().partition(|&&at| keys.insert(&claims[at].key));
             let batch: Vec<&Claim> = now.iter().map(|&at| &claims[at]).collect();
