@@ -805,6 +805,37 @@ fn a_read_only_file_is_told() {
     }
 }
 
+/// Without a path the file is in the user's state folder, which is made for that user only.
+#[cfg(unix)]
+#[test]
+fn the_default_file_belongs_to_its_user() {
+    use std::os::unix::fs::PermissionsExt;
+    let home = tempfile::tempdir().unwrap();
+    for (variable, folder) in [("XDG_STATE_HOME", "a/b"), ("HOME", "c")] {
+        let folder = home.path().join(folder);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sqlite-worker"));
+        command
+            .args(["try", "-", "k"])
+            .env_remove("XDG_STATE_HOME")
+            .env(variable, &folder);
+        let mut worker = Worker::start(&mut command);
+        assert_eq!(worker.says(), "granted");
+        worker.ends_well();
+        let state = match variable {
+            "HOME" => folder.join(".local/state"),
+            _ => folder,
+        };
+        assert!(state.join("distlock/locks.db").is_file());
+        let mode = state
+            .join("distlock")
+            .metadata()
+            .unwrap()
+            .permissions()
+            .mode();
+        assert_eq!(mode & 0o777, 0o700);
+    }
+}
+
 /// A39: names are bytes, whatever they mean elsewhere.
 #[tokio::test]
 async fn names_are_bytes() {
