@@ -325,6 +325,40 @@ async fn a_killed_holder_costs_its_ttl() {
     assert!(guard.token().to_string() > held.replace("held ", ""));
 }
 
+/// B96: processes that are killed at any moment leave a sound file, and no lock for ever.
+#[tokio::test]
+async fn a_process_may_be_killed_at_any_moment() {
+    let file = File::new();
+    let client = file.client().await;
+    for round in 0..40 {
+        let mut worker = file.worker(&["hold", "k", "300"]);
+        tokio::time::sleep(Duration::from_millis(round)).await;
+        worker.process.kill();
+    }
+    let start = Instant::now();
+    client
+        .lock("k")
+        .wait(Wait::Forever)
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    // The last lease and the last waiters, and what a slow machine takes.
+    assert!(
+        start.elapsed() < Duration::from_secs(10),
+        "{:?}",
+        start.elapsed()
+    );
+    let mut stranger = file.stranger().await;
+    let check = sqlx::query("PRAGMA integrity_check")
+        .fetch_one(&mut stranger)
+        .await
+        .unwrap();
+    assert_eq!(check.get::<String, _>(0), "ok");
+}
+
 /// A32: any number of waiters that were killed cost the next one at most 2 s in all.
 #[tokio::test]
 async fn killed_waiters_do_not_block_the_queue() {
