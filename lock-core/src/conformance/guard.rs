@@ -139,8 +139,8 @@ pub async fn a_forced_release_is_noticed(subject: &dyn Subject) {
     let key = key("noticed");
     let client = client(subject).await;
     let operator = Actor::open(subject, &key, "operator").await;
-    // Renewed every 10 s: a loss at the deadline would have another reason.
-    let ttl = Duration::from_secs(30);
+    // A loss at the deadline would have another reason.
+    let ttl = Duration::from_secs(12);
     let guard = client
         .lock(&key)
         .ttl(ttl)
@@ -231,7 +231,8 @@ pub async fn work_stops_when_its_lock_is_lost(subject: &dyn Subject) {
     let done = client.run(&key, async |guard| guard.token()).await;
     let token = done.expect("the work is done");
     assert_eq!(operator.looks().await, None);
-    let stopped = client.run(&key, async |guard| {
+    let acquire = client.lock(&key).ttl(Duration::from_secs(6));
+    let stopped = acquire.run(async |guard| {
         assert!(guard.token() > token);
         assert!(operator.force(None).await);
         std::future::pending::<()>().await
