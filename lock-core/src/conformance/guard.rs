@@ -14,7 +14,7 @@ use super::{
     actor::{Actor, LONG, SHORT, Stalls, client, key, until},
     spy::Spy,
 };
-use crate::{Attempt, Error, LockClient, LostReason, RunError};
+use crate::{Attempt, Error, FencingToken, Handoff, LockClient, LostReason, RunError};
 
 /// The watchdog keeps a lock for ten ttls, though the client it came from is gone; nobody else
 /// gets in, and the release is in order. Clauses 5 and 6; A9, A10, B99.
@@ -384,6 +384,12 @@ pub async fn a_lock_is_handed_over(subject: &dyn Subject) {
     tokio::time::sleep(attached.ttl() * 2).await;
     assert_eq!(spy.seen.requests(), before, "nothing more comes from here");
     rival.is_refused().await;
+    let forged = Handoff {
+        token: FencingToken::new(token.as_u64() + 1).expect("above zero"),
+        ..handoff.clone()
+    };
+    let refused = there.attach(&forged, None).await;
+    assert!(matches!(refused, Err(Error::Lost { .. })), "{refused:?}");
     assert!(attached.is_held());
     attached.release().await.expect("it was held");
 
