@@ -46,7 +46,9 @@ pub async fn open(url: &str) -> Result<Arc<dyn DistributedLock>> {
 fn memory(url: &str) -> Result<Arc<dyn DistributedLock>> {
     match url.split_once(':') {
         Some((_, "" | "//")) => Ok(share(MemoryLock::new())),
-        _ => Err(invalid("the URL of the memory store is `memory:` and no more")),
+        _ => Err(invalid(
+            "the URL of the memory store is `memory:` and no more",
+        )),
     }
 }
 

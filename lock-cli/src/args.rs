@@ -26,7 +26,13 @@ pub(crate) struct Global {
     ///
     /// A URL with a password belongs in the variable: arguments are shown to every user of the
     /// machine.
-    #[arg(long, global = true, env = "DISTLOCK_URL", hide_env_values = true, value_name = "URL")]
+    #[arg(
+        long,
+        global = true,
+        env = "DISTLOCK_URL",
+        hide_env_values = true,
+        value_name = "URL"
+    )]
     pub(crate) store: Option<String>,
 
     /// Print JSON: results on stdout, an error as one object on stderr
@@ -185,10 +191,12 @@ pub(crate) fn refuse(why: &clap::Error) -> i32 {
 fn base_of_unreadable(args: &[OsString]) -> u8 {
     let args = args.iter().map(|arg| arg.to_string_lossy());
     let mut after_option = args.skip_while(|arg| !arg.starts_with("--exit-code-base"));
-    let option = after_option.next().and_then(|arg| match arg.split_once('=') {
-        Some((_, value)) => Some(value.to_owned()),
-        None => after_option.next().map(Into::into),
-    });
+    let option = after_option
+        .next()
+        .and_then(|arg| match arg.split_once('=') {
+            Some((_, value)) => Some(value.to_owned()),
+            None => after_option.next().map(Into::into),
+        });
     option
         .or_else(|| std::env::var(EXIT_CODE_BASE).ok())
         .and_then(|text| text.parse().ok())

@@ -45,7 +45,10 @@ impl Policy {
         let most = span / 3;
         if let Some(grace) = args.grace.filter(|grace| *grace > most) {
             let (grace, most) = (rounded(grace), rounded(most));
-            warn(json, format!("--grace {grace} is cut to a third of the lease, {most}"));
+            warn(
+                json,
+                format!("--grace {grace} is cut to a third of the lease, {most}"),
+            );
         }
         Self {
             on_lost: args.on_lost,
@@ -239,7 +242,9 @@ impl<'a> Job<'a> {
     /// The command was stopped: by somebody for a reason of his own, by the terminal because it
     /// is not its turn, or by the user, who wants the shell back.
     async fn stopped(&mut self, signal: i32) {
-        let wants_terminal = [Signal::TTIN, Signal::TTOU].map(Signal::as_raw).contains(&signal);
+        let wants_terminal = [Signal::TTIN, Signal::TTOU]
+            .map(Signal::as_raw)
+            .contains(&signal);
         if wants_terminal && self.give_terminal() {
             return self.group.signal(Signal::CONT);
         }

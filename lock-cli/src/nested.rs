@@ -23,14 +23,21 @@ pub(crate) struct Around {
 impl Around {
     pub(crate) fn from_env() -> Result<Self, Failure> {
         let unusable = |name, why: &dyn std::fmt::Display| {
-            Failure::new(Kind::Usage, format!("the variable {name} cannot be used: {why}"))
+            Failure::new(
+                Kind::Usage,
+                format!("the variable {name} cannot be used: {why}"),
+            )
         };
         let owner = var(OWNER).map(|id| id.parse()).transpose();
-        let outer = var(OUTER).map(|text| serde_json::from_str(&text)).transpose();
+        let outer = var(OUTER)
+            .map(|text| serde_json::from_str(&text))
+            .transpose();
         Ok(Self {
             key: var(KEY),
             owner: owner.map_err(|why| unusable(OWNER, &why))?,
-            outer: outer.map_err(|why| unusable(OUTER, &why))?.unwrap_or_default(),
+            outer: outer
+                .map_err(|why| unusable(OUTER, &why))?
+                .unwrap_or_default(),
         })
     }
 

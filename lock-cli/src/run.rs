@@ -45,18 +45,18 @@ pub(crate) async fn run(args: Run, global: Global) -> Result<i32, Failure> {
     code
 }
 
-async fn acquire(
-    client: &LockClient,
-    args: &Run,
-    owner: OwnerId,
-) -> distlock::Result<LockGuard> {
+async fn acquire(client: &LockClient, args: &Run, owner: OwnerId) -> distlock::Result<LockGuard> {
     let claim = &args.claim;
     let wait = match args.wait {
         Some(limit) => limit.into(),
         None if args.no_wait => Wait::No,
         None => Wait::Forever,
     };
-    let mut acquire = client.lock(&claim.key).owner(owner).ttl(claim.ttl).wait(wait);
+    let mut acquire = client
+        .lock(&claim.key)
+        .owner(owner)
+        .ttl(claim.ttl)
+        .wait(wait);
     if let Some(limit) = args.max_hold {
         acquire = acquire.max_hold(limit);
     }
@@ -98,7 +98,10 @@ async fn release(guard: LockGuard, ended: Ended, policy: Policy) -> Result<i32, 
     }
     match released {
         Ok(()) if ended.is_over => {}
-        Ok(()) => warn(policy.json, format!("a process cannot be killed; lock {key} ends with its lease")),
+        Ok(()) => warn(
+            policy.json,
+            format!("a process cannot be killed; lock {key} ends with its lease"),
+        ),
         Err(why @ Error::Lost { .. }) if policy.kills() => return Err(why.into()),
         Err(why) => warn(policy.json, with_causes(&why)),
     }
@@ -106,5 +109,8 @@ async fn release(guard: LockGuard, ended: Ended, policy: Policy) -> Result<i32, 
 }
 
 fn cannot_start(why: io::Error) -> Failure {
-    Failure::new(Kind::Internal, format!("cannot start a process group: {why}"))
+    Failure::new(
+        Kind::Internal,
+        format!("cannot start a process group: {why}"),
+    )
 }

@@ -56,7 +56,14 @@ pub(crate) fn locks(locks: &[LockInfo]) -> String {
         return "no locks".into();
     }
     let mut table = columns();
-    table.set_header(["LOCK", "HOLDER", "TOKEN", "HELD FOR", "LEASE LEFT", "WAITERS"]);
+    table.set_header([
+        "LOCK",
+        "HOLDER",
+        "TOKEN",
+        "HELD FOR",
+        "LEASE LEFT",
+        "WAITERS",
+    ]);
     for info in locks {
         let waiters = info.waiters.len().to_string();
         let key = info.key.to_string();
@@ -85,7 +92,9 @@ fn columns() -> Table {
 /// The table as text, without the margin that cells have on both sides.
 fn text(table: &Table) -> String {
     let lines: Vec<_> = table.lines().collect();
-    let trimmed = lines.iter().map(|line| line.strip_prefix(' ').unwrap_or(line).trim_end());
+    let trimmed = lines
+        .iter()
+        .map(|line| line.strip_prefix(' ').unwrap_or(line).trim_end());
     trimmed.collect::<Vec<_>>().join("\n")
 }
 

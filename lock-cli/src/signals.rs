@@ -30,7 +30,11 @@ impl Signals {
 
     pub(crate) fn of(kinds: impl IntoIterator<Item = SignalKind>) -> io::Result<Self> {
         let listen = |kind: SignalKind| Ok((kind.as_raw_value(), signal(kind)?));
-        kinds.into_iter().map(listen).collect::<io::Result<_>>().map(Self)
+        kinds
+            .into_iter()
+            .map(listen)
+            .collect::<io::Result<_>>()
+            .map(Self)
     }
 
     /// The next one, by its number.

@@ -22,7 +22,10 @@ const DEFAULT_STORE: Option<&str> = None;
 pub(crate) async fn connect(global: &Global) -> Result<LockClient, Failure> {
     let url = global.store.as_deref().filter(|url| !url.is_empty());
     let url = url.or(DEFAULT_STORE).ok_or_else(|| {
-        Failure::new(Kind::Usage, "no store is named: set DISTLOCK_URL or give --store")
+        Failure::new(
+            Kind::Usage,
+            "no store is named: set DISTLOCK_URL or give --store",
+        )
     })?;
     Ok(distlock::connect(url).await?)
 }
@@ -110,7 +113,10 @@ pub(crate) async fn release(
     let (kind, message) = match (&holder, token) {
         (Some(holder), Some(token)) if holder.token != token => (
             Kind::OtherToken,
-            format!("lock {key} is not released: it is held with token {}, not {token}, by {}", holder.token, holder.asker),
+            format!(
+                "lock {key} is not released: it is held with token {}, not {token}, by {}",
+                holder.token, holder.asker
+            ),
         ),
         _ => (Kind::NotHeld, format!("lock {key} is not held")),
     };

@@ -38,10 +38,17 @@ fn describe(key: &LockKey, info: Option<LockInfo>) -> String {
         return format!("waiting for lock {key}");
     };
     let holder = info.holder.map_or(String::new(), |holder| {
-        format!(", held by {} for {}", holder.asker, rounded(holder.held_for))
+        format!(
+            ", held by {} for {}",
+            holder.asker,
+            rounded(holder.held_for)
+        )
     });
     let pid = std::process::id();
-    let ahead = info.waiters.iter().position(|waiter| waiter.asker.pid() == pid);
+    let ahead = info
+        .waiters
+        .iter()
+        .position(|waiter| waiter.asker.pid() == pid);
     let queue = match ahead {
         Some(ahead @ 1..) => format!(", {ahead} ahead in the queue"),
         _ => String::new(),
