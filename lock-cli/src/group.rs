@@ -9,6 +9,8 @@ use std::{
 };
 
 use distlock::Moment;
+#[cfg(target_os = "linux")]
+use rustix::process::{getpid, set_child_subreaper};
 use rustix::{
     io::Errno,
     process::{
@@ -41,6 +43,10 @@ pub(crate) enum Change {
 impl Group {
     /// Starts the keeper, and with it the group.
     pub(crate) fn start() -> io::Result<Self> {
+        // Orphans of the group come to us and are collected, whatever process 1 does: a zombie
+        // that nobody collects would look like a member that lives on.
+        #[cfg(target_os = "linux")]
+        set_child_subreaper(Some(getpid()))?;
         let keeper = Command::new(env::current_exe()?)
             .arg0("distlock-keeper")
             .arg(keeper::NAME)
