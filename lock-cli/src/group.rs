@@ -5,6 +5,7 @@ use std::{
     io::{self, Read, Write},
     mem,
     os::unix::process::CommandExt,
+    path::PathBuf,
     process::{Child, Command, Stdio},
 };
 
@@ -47,7 +48,7 @@ impl Group {
         // that nobody collects would look like a member that lives on.
         #[cfg(target_os = "linux")]
         set_child_subreaper(Some(getpid()))?;
-        let keeper = Command::new(env::current_exe()?)
+        let keeper = Command::new(this_program()?)
             .arg0("distlock-keeper")
             .arg(keeper::NAME)
             .env_clear()
@@ -129,6 +130,15 @@ impl Group {
     pub(crate) fn is_over(&mut self) -> bool {
         self.is_over = self.is_over || test_kill_process_group(self.id) == Err(Errno::SRCH);
         self.is_over
+    }
+}
+
+/// The program that runs now, also when its file was replaced meanwhile.
+pub(crate) fn this_program() -> io::Result<PathBuf> {
+    if cfg!(target_os = "linux") {
+        Ok("/proc/self/exe".into())
+    } else {
+        env::current_exe()
     }
 }
 

@@ -1,5 +1,7 @@
 //! At a terminal, under a real shell with job control (B118).
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use std::process::Command;
@@ -31,6 +33,8 @@ impl Terminal {
             .env("TERM", "dumb")
             .env_remove("PROMPT_COMMAND");
         let mut session = spawn_command(shell, Some(60_000)).unwrap();
+        // An interactive shell ignores SIGTERM; SIGKILL comes then.
+        session.process_mut().set_kill_timeout(Some(100));
         // What is typed is not shown again, so that only output is matched.
         session.send_line("stty -echo; echo rea''dy").unwrap();
         session.exp_string("ready").unwrap();
