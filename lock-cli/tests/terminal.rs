@@ -1,5 +1,7 @@
 //! At a terminal, under a real shell with job control (B118).
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use std::process::Command;
