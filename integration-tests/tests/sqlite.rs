@@ -580,6 +580,42 @@ async fn a_waiter_that_is_not_polled_holds_up_nobody() {
     drop(not_polled);
 }
 
+/// B20, A30: fifty waiters keep their places for longer than a sign of life lasts, with two
+/// writes a second for all of them.
+#[tokio::test]
+async fn waiting_costs_next_to_nothing() {
+    const WAITERS: usize = 50;
+    let file = File::new();
+    let store = Arc::new(file.store().await);
+    let holder = claim("k", 600_000);
+    granted(&*store, &holder).await;
+    let mut waiting = tokio::task::JoinSet::new();
+    let mut order = Vec::new();
+    for place in 1..=WAITERS {
+        let (store, waiter) = (store.clone(), queued("k", 600_000));
+        order.push(waiter.owner);
+        waiting.spawn(async move { acquire(&*store, &waiter).await });
+        until_waiters(&file.store().await, &holder.key, place).await;
+    }
+    let mut stranger = file.stranger().await;
+    let (start, mut writes, mut last) = (Instant::now(), 0, 0);
+    while start.elapsed() < Duration::from_millis(4500) {
+        let version = sqlx::query("PRAGMA data_version")
+            .fetch_one(&mut stranger)
+            .await
+            .unwrap();
+        let version: i64 = version.get(0);
+        writes += u32::from(version != last);
+        last = version;
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(writes > 3, "nobody gives a sign of life");
+    assert!(writes < 20, "{writes} writes");
+    let waiters = store.inspect(&holder.key).await.unwrap().unwrap().waiters;
+    assert!(waiters.iter().map(|waiter| waiter.owner).eq(order));
+    waiting.shutdown().await;
+}
+
 /// Clause 11: files that are open do not grow with locks and waiters.
 #[cfg(target_os = "linux")]
 #[tokio::test]
