@@ -1,5 +1,5 @@
 //! A store of its own for each test, the program, and looking at processes.
-#![allow(dead_code, unreachable_pub, missing_docs)] // every test program uses a part of it
+#![allow(dead_code, unreachable_pub, missing_docs, clippy::unwrap_used)] // every test program uses a part of it
 
 use std::{
     fs,
