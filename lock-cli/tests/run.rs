@@ -381,36 +381,3 @@ fn b118_as_process_1() {
     assert_eq!(run.code(), 8);
     assert!(place.is_free("k"));
 }
-
-/// Waiting for a loss that is only told costs no processor time, also close to the lease's end.
-#[test]
-fn on_lost_warn_is_idle() {
-    let place = Place::new();
-    let script = "echo > started; while ! test -e stop; do sleep 0.05; done; exit 6";
-    let args = "k --ttl 3s --grace 1s --on-lost warn";
-    let mut run = Running::start(&mut place.run_script(args, script));
-    until("the start", || place.path("started").exists());
-    // Renewals fail, so that the lease comes close to its end, and passes it.
-    let ticks = cut_off(&place, || {
-        let before = processor_time(&run);
-        sleep(4 * SECOND);
-        processor_time(&run) - before
-    });
-    fs::write(place.path("stop"), "").unwrap();
-    assert_eq!(run.code(), 6);
-    assert!(
-        ticks < 100,
-        "{ticks} hundredths of a second of processor time in 4 s"
-    );
-}
-
-/// In hundredths of a second, as the system counts.
-fn processor_time(run: &Running) -> u64 {
-    let stat = read(format!("/proc/{}/stat", run.0.id()).as_ref());
-    let fields = stat.rsplit_once(')').unwrap().1.split_whitespace();
-    fields
-        .skip(11)
-        .take(2)
-        .map(|ticks| ticks.parse::<u64>().unwrap())
-        .sum()
-}
