@@ -76,6 +76,8 @@ pub(crate) struct Ended {
     pub(crate) code: i32,
     /// Why it had to end, if it was for the lock.
     pub(crate) lost: Option<String>,
+    /// Whether the loss of the lock was told while it ran.
+    pub(crate) is_warned: bool,
     /// Whether nothing of its group is left.
     pub(crate) is_over: bool,
 }
@@ -172,6 +174,7 @@ impl<'a> Job<'a> {
         let is_over = self.end_the_rest(signals).await;
         Ended {
             code,
+            is_warned: self.is_settled && self.lost.is_none(),
             lost: self.lost,
             is_over,
         }
