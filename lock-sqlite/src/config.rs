@@ -140,7 +140,7 @@ impl SqliteLockBuilder {
         self
     }
 
-    /// How long a waiter that gives no sign of life keeps its place: 0.1 s to 1 minute; 1.9 s
+    /// How long a waiter that gives no sign of life keeps its place: 0.1 s to 10 s; 1.9 s
     /// unless set. This is what a killed waiter costs those behind it.
     pub fn claim_window(mut self, window: Duration) -> Self {
         self.settings.claim_window = window;
@@ -187,7 +187,7 @@ impl SqliteLockBuilder {
         for (name, value, least, most) in [
             ("busy_timeout", busy_timeout, ms(0), ms(60_000)),
             ("poll_interval", poll_interval, ms(1), ms(1000)),
-            ("claim_window", claim_window, ms(100), ms(60_000)),
+            ("claim_window", claim_window, ms(100), ms(10_000)),
             (
                 "forget_after",
                 forget_after,
