@@ -325,6 +325,40 @@ async fn a_killed_holder_costs_its_ttl() {
     assert!(guard.token().to_string() > held.replace("held ", ""));
 }
 
+/// B96: processes that are killed at any moment leave a sound file, and no lock for ever.
+#[tokio::test]
+async fn a_process_may_be_killed_at_any_moment() {
+    let file = File::new();
+    let client = file.client().await;
+    for round in 0..40 {
+        let mut worker = file.worker(&["hold", "k", "300"]);
+        tokio::time::sleep(Duration::from_millis(round)).await;
+        worker.process.kill();
+    }
+    let start = Instant::now();
+    client
+        .lock("k")
+        .wait(Wait::Forever)
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    // The last lease and the last waiters, and what a slow machine takes.
+    assert!(
+        start.elapsed() < Duration::from_secs(10),
+        "{:?}",
+        start.elapsed()
+    );
+    let mut stranger = file.stranger().await;
+    let check = sqlx::query("PRAGMA integrity_check")
+        .fetch_one(&mut stranger)
+        .await
+        .unwrap();
+    assert_eq!(check.get::<String, _>(0), "ok");
+}
+
 /// A32: any number of waiters that were killed cost the next one at most 2 s in all.
 #[tokio::test]
 async fn killed_waiters_do_not_block_the_queue() {
@@ -544,6 +578,42 @@ async fn a_waiter_that_is_not_polled_holds_up_nobody() {
     });
     assert_eq!(grant.holds, 1);
     drop(not_polled);
+}
+
+/// B20, A30: fifty waiters keep their places for longer than a sign of life lasts, with two
+/// writes a second for all of them.
+#[tokio::test]
+async fn waiting_costs_next_to_nothing() {
+    const WAITERS: usize = 50;
+    let file = File::new();
+    let store = Arc::new(file.store().await);
+    let holder = claim("k", 600_000);
+    granted(&*store, &holder).await;
+    let mut waiting = tokio::task::JoinSet::new();
+    let mut order = Vec::new();
+    for place in 1..=WAITERS {
+        let (store, waiter) = (store.clone(), queued("k", 600_000));
+        order.push(waiter.owner);
+        waiting.spawn(async move { acquire(&*store, &waiter).await });
+        until_waiters(&file.store().await, &holder.key, place).await;
+    }
+    let mut stranger = file.stranger().await;
+    let (start, mut writes, mut last) = (Instant::now(), 0, 0);
+    while start.elapsed() < Duration::from_millis(4500) {
+        let version = sqlx::query("PRAGMA data_version")
+            .fetch_one(&mut stranger)
+            .await
+            .unwrap();
+        let version: i64 = version.get(0);
+        writes += u32::from(version != last);
+        last = version;
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(writes > 3, "nobody gives a sign of life");
+    assert!(writes < 20, "{writes} writes");
+    let waiters = store.inspect(&holder.key).await.unwrap().unwrap().waiters;
+    assert!(waiters.iter().map(|waiter| waiter.owner).eq(order));
+    waiting.shutdown().await;
 }
 
 /// Clause 11: files that are open do not grow with locks and waiters.
@@ -802,6 +872,37 @@ fn a_read_only_file_is_told() {
         assert!(error.starts_with("Permanent"), "{error}");
         assert!(error.contains("locks.db"), "{error}");
         worker.ends_well();
+    }
+}
+
+/// Without a path the file is in the user's state folder, which is made for that user only.
+#[cfg(unix)]
+#[test]
+fn the_default_file_belongs_to_its_user() {
+    use std::os::unix::fs::PermissionsExt;
+    let home = tempfile::tempdir().unwrap();
+    for (variable, folder) in [("XDG_STATE_HOME", "a/b"), ("HOME", "c")] {
+        let folder = home.path().join(folder);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sqlite-worker"));
+        command
+            .args(["try", "-", "k"])
+            .env_remove("XDG_STATE_HOME")
+            .env(variable, &folder);
+        let mut worker = Worker::start(&mut command);
+        assert_eq!(worker.says(), "granted");
+        worker.ends_well();
+        let state = match variable {
+            "HOME" => folder.join(".local/state"),
+            _ => folder,
+        };
+        assert!(state.join("distlock/locks.db").is_file());
+        let mode = state
+            .join("distlock")
+            .metadata()
+            .unwrap()
+            .permissions()
+            .mode();
+        assert_eq!(mode & 0o777, 0o700);
     }
 }
 

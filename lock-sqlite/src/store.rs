@@ -24,6 +24,7 @@ use crate::{
     SqliteLockBuilder,
     config::Settings,
     connection::{Connection, File},
+    disk,
     error::foreign_value,
     queue::{HandleId, Waiters, waiters_of},
     rows::{self, Foreign, get},
@@ -46,6 +47,7 @@ pub struct SqliteLock {
     pub(crate) waiters: Arc<Waiters>,
     handle: HandleId,
     file: File,
+    capabilities: Capabilities,
     closed: AtomicBool,
 }
 
@@ -110,7 +112,7 @@ impl SqliteLock {
     }
 
     fn ttl(&self, claim: &Claim) -> Ttl {
-        claim.ttl.max(self.capabilities().min_ttl)
+        claim.ttl.max(self.capabilities.min_ttl)
     }
 
     async fn acquire(&self, claim: &Claim) -> Result<Option<Grant>, StoreError> {
@@ -224,7 +226,10 @@ impl SqliteLock {
 pub(crate) async fn open(path: PathBuf, settings: Settings) -> Result<SqliteLock, StoreError> {
     let file = File::new(path, &settings);
     let connection = file.within_limit(schema::open(&file)).await?;
+    let mut capabilities = Capabilities::new("sqlite", TokenSource::ServerClock, Durability::Disk);
+    capabilities.warnings.extend(disk::warning(&file.path));
     Ok(SqliteLock {
+        capabilities,
         settings,
         writer: Connection::open(file.clone(), connection),
         reader: Connection::unopened(file.clone()),
@@ -253,7 +258,7 @@ fn with_asker(
 #[async_trait]
 impl DistributedLock for SqliteLock {
     fn capabilities(&self) -> Capabilities {
-        Capabilities::new("sqlite", TokenSource::ServerClock, Durability::Disk)
+        self.capabilities.clone()
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, StoreError> {

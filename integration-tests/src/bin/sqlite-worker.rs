@@ -3,7 +3,7 @@
 use std::{io::Write, sync::Arc, time::Duration};
 
 use lock_core::{Attempt, Busy, DistributedLock, LockClient, StoreError, Wait};
-use lock_sqlite::SqliteLock;
+use lock_sqlite::{SqliteLock, SqliteLockBuilder};
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -20,8 +20,13 @@ async fn main() -> Result<(), Failure> {
     }
 }
 
+/// A client on the file at `path`, or on the user's own when that is `-`.
 async fn client(path: &str) -> Result<LockClient, StoreError> {
-    Ok(LockClient::new(Arc::new(SqliteLock::open(path).await?)))
+    let store = match path {
+        "-" => SqliteLockBuilder::in_state_folder()?,
+        path => SqliteLock::builder(path),
+    };
+    Ok(LockClient::new(Arc::new(store.open().await?)))
 }
 
 /// Says `held TOKEN`, and holds the lock until its input ends.
