@@ -76,6 +76,8 @@ pub(crate) struct Ended {
     pub(crate) code: i32,
     /// Why it had to end, if it was for the lock.
     pub(crate) lost: Option<String>,
+    /// Whether the loss of the lock was told while it ran.
+    pub(crate) is_warned: bool,
     /// Whether nothing of its group is left.
     pub(crate) is_over: bool,
 }
@@ -172,6 +174,7 @@ impl<'a> Job<'a> {
         let is_over = self.end_the_rest(signals).await;
         Ended {
             code,
+            is_warned: self.is_settled && self.lost.is_none(),
             lost: self.lost,
             is_over,
         }
@@ -304,13 +307,14 @@ impl<'a> Job<'a> {
 async fn endangered(guard: &LockGuard, group: &Group, policy: Policy) -> Option<LostReason> {
     loop {
         let left = guard.valid_for();
+        let mut pause = policy.look;
         if policy.kills() && !left.is_zero() {
             group.keep_until(SystemClock.now() + left.saturating_sub(policy.margin / 2));
             if left <= policy.notice() {
                 return None;
             }
+            pause = pause.min(left - policy.notice());
         }
-        let pause = left.saturating_sub(policy.notice()).min(policy.look);
         tokio::select! {
             biased;
             reason = guard.lost() => return Some(reason),

@@ -99,6 +99,7 @@ async fn run_under(
         Err(why) => Ended {
             code: not_executed(&args.command[0], &why, policy.json),
             lost: None,
+            is_warned: false,
             is_over: true,
         },
     };
@@ -123,6 +124,7 @@ async fn release(guard: LockGuard, ended: Ended, policy: Policy) -> Result<i32, 
             format!("a process cannot be killed; lock {key} ends with its lease"),
         ),
         Err(why @ Error::Lost { .. }) if policy.kills() => return Err(why.into()),
+        Err(Error::Lost { .. }) if ended.is_warned => {}
         Err(why) => warn(policy.json, with_causes(&why)),
     }
     Ok(ended.code)

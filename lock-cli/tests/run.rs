@@ -1,5 +1,7 @@
 //! The command, its process group and its lock, through loss, signals and death.
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use std::{
@@ -328,6 +330,8 @@ fn on_lost_warn_lets_the_command_go_on() {
     assert!(!run.has_ended());
     fs::write(place.path("stop"), "").unwrap();
     assert_eq!(run.code(), 6);
+    let warnings = read(&place.path("err"));
+    assert_eq!(warnings.matches("is lost").count(), 1, "{warnings}");
 }
 
 /// B118: a wait that is interrupted leaves nothing in the queue.
