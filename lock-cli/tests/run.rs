@@ -1,5 +1,7 @@
 //! The command, its process group and its lock, through loss, signals and death.
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use std::{
