@@ -1,5 +1,7 @@
 //! `try`, `inspect`, `list`, `release`, the completions and the manual page.
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use rustix::process::Signal;
