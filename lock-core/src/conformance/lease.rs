@@ -10,7 +10,7 @@ use super::{
     Subject,
     actor::{Actor, LONG, SHORT, assert_not_early, key, ttl, until},
 };
-use crate::{Release, Renewal, Ttl};
+use crate::{Page, Release, Renewal, Ttl};
 
 /// A holder that does nothing loses the lock, at its ttl and not before. Clause 5; A22, B37, B96.
 pub async fn a_lease_ends_by_itself_and_never_early(subject: &dyn Subject) {
@@ -172,7 +172,7 @@ pub async fn an_unwatched_lease_ends_as_well(subject: &dyn Subject) {
         let grant = actor.enters().await;
         (actor, grant)
     };
-    let abandoned = join_all((0..8).map(|_| abandon())).await;
+    let abandoned = join_all((0..9).map(|_| abandon())).await;
     let ttl = abandoned[0].1.ttl.as_duration();
     tokio::time::sleep(ttl * 3 / 2).await;
     let mut abandoned = abandoned.into_iter();
@@ -190,6 +190,9 @@ pub async fn an_unwatched_lease_ends_as_well(subject: &dyn Subject) {
     assert_eq!(late.release().await, Release::NotHeld);
     let (late, _) = next();
     assert_eq!(late.looks().await, None);
+    let (late, _) = next();
+    let listed = handle.list(late.claim.key.as_str(), Page::default()).await;
+    assert_eq!(listed.expect("a list").locks, []);
     let (late, _) = next();
     assert!(!late.force(None).await, "there is no grant to end");
     let (late, old) = next();

@@ -1,6 +1,6 @@
 //! What the SQLite store costs above the two statements that any such lock has to send.
 //!
-//! `cargo run --release -p integration-tests --example sqlite_speed [rounds] [pairs]` measures an
+//! `cargo bench -p integration-tests --bench sqlite [rounds] [pairs]` measures an
 //! uncontended acquire and release on one file each: by two bare statements on one sqlx
 //! connection, by the verbs of the store, and by a client with automatic renewal, in turns. It
 //! prints the median of each round and of all rounds, and fails when the store or the client
@@ -27,7 +27,10 @@ const RELEASE: &str = "UPDATE locks SET owner = NULL WHERE key = ?1 AND owner = 
 
 #[tokio::main]
 async fn main() -> Result<(), Failure> {
-    let mut arguments = std::env::args().skip(1);
+    // Cargo adds a `--bench` of its own.
+    let mut arguments = std::env::args()
+        .skip(1)
+        .filter(|argument| argument != "--bench");
     let rounds: usize = arguments.next().map_or(Ok(9), |n| n.parse())?;
     let pairs: usize = arguments.next().map_or(Ok(2000), |n| n.parse())?;
 
