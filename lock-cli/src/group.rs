@@ -21,7 +21,7 @@ use rustix::{
 
 use crate::keeper;
 
-/// A process group that is led by a [keeper](crate::keeper); dropped, it is killed.
+/// A process group that is led by a [keeper]; dropped, it is killed.
 #[derive(Debug)]
 pub(crate) struct Group {
     keeper: Child,
