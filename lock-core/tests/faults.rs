@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{Fault, Faulty, MS, eventually, is_free};
+use common::{Fault, Faulty, MS, eventually, is_free, panic_quietly_in_the_watchdog};
 use lock_core::{
     Error, LockClient, LostReason, MemoryLock, RunError, StoreError, StoreErrorKind, Wait,
 };
@@ -34,7 +34,7 @@ fn store_error(error: &Error) -> &StoreError {
         .unwrap_or_else(|| panic!("not a store error: {error}"))
 }
 
-/// A1: applied, reply lost: an error that names the store, and the lock is free within a second
+/// A1, A37: applied, reply lost: an error that names the store, and the lock is free within a second
 /// although its ttl is long. B04, B111.
 #[tokio::test]
 async fn a1_acquire_whose_reply_is_lost_leaves_nothing() {
@@ -169,7 +169,7 @@ async fn b18_a_refused_release_is_retried_in_the_background() {
     assert_eq!(faulty.faults.renew.calls(), 0);
 }
 
-/// A8, B03, B30: renewals are applied but their replies lost: the deadline does not move, `lost`
+/// A8, A37, B03, B30: renewals are applied but their replies lost: the deadline does not move, `lost`
 /// fires by the local clock, and the late release does not touch the next holder.
 #[tokio::test]
 async fn a8_unanswered_renewals_end_in_unreachable() {
@@ -202,6 +202,7 @@ async fn a8_unanswered_renewals_end_in_unreachable() {
 /// A9, B47: one failed renewal, or a few, are retried inside what is left of the lease.
 #[tokio::test]
 async fn a9_failed_renewals_are_retried() {
+    panic_quietly_in_the_watchdog();
     let (_store, faulty, client) = setup();
     let guard = client.lock("k").ttl(1000 * MS).acquire().await.unwrap();
     for fault in [Fault::Refuse, Fault::Hang, Fault::Panic, Fault::Forbid] {
@@ -265,6 +266,7 @@ async fn b47_a_renewal_that_finds_nothing_is_the_last() {
 /// B09, B134: a panic in the store's renewal kills neither the process nor the other guards.
 #[tokio::test]
 async fn b134_a_panic_in_a_renewal_stays_with_its_lock() {
+    panic_quietly_in_the_watchdog();
     let (_store, faulty, client) = setup();
     let poisoned = client
         .lock("poisoned")
