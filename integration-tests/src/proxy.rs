@@ -307,9 +307,11 @@ async fn serve(client: TcpStream, shared: Arc<Shared>) {
             _ = cut.changed() => cut.borrow().how,
         };
         if ending == Ending::Reset {
-            for half in [&to_client, &to_server] {
-                // With no time to linger, closing a socket resets its peer.
+            for half in [to_client, to_server] {
+                // With no time to linger, and without the shutdown of a dropped half, closing a
+                // socket resets its peer.
                 let _ = half.as_ref().set_zero_linger();
+                half.forget();
             }
         }
     }
