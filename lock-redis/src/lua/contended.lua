@@ -1,0 +1,126 @@
+-- The second part of acquire.lua: everything that is not a first grant of an idle lock.
+local channel, window, keep = ARGV[5], ARGV[6], ARGV[7]
+
+-- The decimal number after `digits`, exact at any length.
+local function successor(digits)
+	local head, digit, nines = string.match(digits, '^(%d-)([0-8]?)(9*)$')
+	if digit == '' then
+		digit = '0'
+	end
+	return head .. (digit + 1) .. string.rep('0', #nines)
+end
+
+local function is_less(a, b)
+	return #a < #b or #a == #b and a < b
+end
+
+-- Grants the lock under a token that is larger than every earlier one.
+local function grant(last)
+	if last and not string.find(last, '^%d+$') then
+		return redis.error_reply(FOREIGN)
+	end
+	local token = now
+	if last and not is_less(last, now) then
+		token = successor(last)
+		if is_less('18446744073709551615', token) then
+			return redis.error_reply('DISTLOCK the last token is the largest there is')
+		end
+	end
+	redis.call('SET', KEYS[4], token, 'PX', keep)
+	redis.call('SET', CLAIM, owner .. '\n' .. hold .. '\n' .. token .. '\n' .. now .. '\n' .. asker, 'PX', ttl)
+	return { 1, token, 1 }
+end
+
+if fresh then
+	-- The first part has set the claim already, but the last token is in the way.
+	local answer = last
+	if type(last) == 'string' then
+		answer = grant(last)
+		if answer.err then
+			redis.call('SET', KEYS[4], last)
+		end
+	end
+	if answer.err then
+		redis.call('DEL', CLAIM)
+	end
+	return answer
+end
+
+-- Lets the owner's other claims in the queue know that they may enter.
+local function tell_owner()
+	if redis.call('HGET', WAITERS, 'owner:' .. owner) then
+		local all = redis.call('HGETALL', WAITERS)
+		for i = 1, #all, 2 do
+			if string.sub(all[i + 1], 1, 33) == owner .. '\n' then
+				tell(all[i + 1], all[i])
+			end
+		end
+	end
+end
+
+local claim, foreign = read_claim()
+if foreign then
+	return foreign
+end
+
+if claim and claim.owner == owner then
+	local left = redis.call('PTTL', CLAIM)
+	local holds = claim.holds
+	if not has_hold(holds, hold) then
+		holds = holds .. ',' .. hold
+		redis.call('SET', CLAIM, owner .. '\n' .. holds .. claim.rest, 'PX', math.max(left, tonumber(ttl)))
+	elseif left < tonumber(ttl) then
+		redis.call('PEXPIRE', CLAIM, ttl)
+	end
+	if redis.call('ZREM', QUEUE, hold) == 1 then
+		forget(hold, owner)
+		tell_owner()
+	end
+	return { 1, claim.token, count(holds) }
+end
+
+local turn = claim and claim.reserved
+if not claim then
+	turn = hand_over(window, hold)
+end
+if turn == hold or not claim and not turn then
+	local answer = grant(redis.call('GET', KEYS[4]))
+	if not answer.err then
+		tell_owner()
+	end
+	return answer
+end
+
+local position
+if channel ~= '' then
+	position = redis.call('ZRANK', QUEUE, hold)
+	local since = now
+	if position then
+		since = string.match(redis.call('HGET', WAITERS, hold) or '', '^%x+\n[^\n]*\n(%d+)\n') or now
+	else
+		-- The order is that of the scores, whatever the clock does.
+		local score = tonumber(now)
+		local tail = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2]
+		if tail and tonumber(tail) >= score then
+			score = tonumber(tail) + 1
+		end
+		redis.call('ZADD', QUEUE, string.format('%.0f', score), hold)
+		position = redis.call('ZCARD', QUEUE) - 1
+		if redis.call('HSETNX', WAITERS, 'owner:' .. owner, hold) == 0 then
+			redis.call('HSET', WAITERS, 'owner:' .. owner, 'many')
+		end
+	end
+	redis.call('HSET', WAITERS, hold, owner .. '\n' .. channel .. '\n' .. since .. '\n' .. asker)
+	redis.call('PEXPIRE', QUEUE, keep)
+	redis.call('PEXPIRE', WAITERS, keep)
+end
+
+local ahead = turn and 1 or 0
+return {
+	0,
+	redis.call('GET', CLAIM) or '',
+	redis.call('PTTL', CLAIM),
+	position and position + 1 + ahead or 0,
+	redis.call('ZCARD', QUEUE) + ahead,
+	now,
+}

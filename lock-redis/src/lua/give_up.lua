@@ -1,0 +1,37 @@
+-- The second part of release.lua: several holds, waiters, and claims that are not held.
+local window = ARGV[3]
+local claim, foreign = read_claim()
+if foreign then
+	return foreign
+end
+
+if claim and claim.owner == owner and has_hold(claim.holds, hold) then
+	local left = {}
+	for other in string.gmatch(claim.holds, '%x+') do
+		if other ~= hold then
+			left[#left + 1] = other
+		end
+	end
+	if #left == 0 then
+		hand_over(window)
+	else
+		redis.call('SET', CLAIM, owner .. '\n' .. table.concat(left, ',') .. claim.rest, 'KEEPTTL')
+	end
+	return #left
+end
+
+local answer = -2
+if claim and claim.reserved == hold and string.sub(claim.entry, 1, 32) == owner then
+	claim, answer = nil, -1
+else
+	local entry = redis.call('HGET', WAITERS, hold)
+	if entry and string.sub(entry, 1, 33) == owner .. '\n' then
+		redis.call('ZREM', QUEUE, hold)
+		forget(hold, owner)
+		answer = -1
+	end
+end
+if not claim then
+	hand_over(window)
+end
+return answer

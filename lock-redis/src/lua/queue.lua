@@ -1,0 +1,83 @@
+-- What the scripts share: the claim, the queue and the hand-over.
+local CLAIM, QUEUE, WAITERS = KEYS[1], KEYS[2], KEYS[3]
+
+local FOREIGN = 'DISTLOCK the key holds a value that is not a lock'
+
+-- The claim as a table; nil when the lock is free, and an error reply when it is not ours.
+local function read_claim()
+	local value = redis.call('GET', CLAIM)
+	if not value then
+		return nil
+	end
+	local owner, holds, token, since, asker = string.match(value, '^(%x+)\n([%x,]+)\n(%d+)\n(%d+)\n(.*)$')
+	if owner then
+		return { owner = owner, holds = holds, token = token, rest = '\n' .. token .. '\n' .. since .. '\n' .. asker }
+	end
+	local hold, entry = string.match(value, '^reserved\n(%x+)\n(.*)$')
+	if hold then
+		return { reserved = hold, entry = entry }
+	end
+	return nil, redis.error_reply(FOREIGN)
+end
+
+local function has_hold(holds, hold)
+	return string.find(',' .. holds .. ',', ',' .. hold .. ',', 1, true) ~= nil
+end
+
+local function count(holds)
+	local _, commas = string.gsub(holds, ',', '')
+	return commas + 1
+end
+
+-- Drops what is remembered of a waiter that has left the queue.
+local function forget(hold, owner)
+	local mark = 'owner:' .. owner
+	if redis.call('HGET', WAITERS, mark) == hold then
+		redis.call('HDEL', WAITERS, hold, mark)
+	else
+		redis.call('HDEL', WAITERS, hold)
+	end
+end
+
+-- Sends a notice to a waiter. False when its process is gone for certain: a refused PUBLISH and
+-- a waiter without a channel count as heard.
+local function tell(entry, notice)
+	local channel = string.match(entry, '^%x+\n([^\n]*)\n')
+	return channel == '-' or redis.pcall('PUBLISH', channel, notice) ~= 0
+end
+
+-- The lock is free: reserves it for the first waiter whose process is there.
+--
+-- Returns the hold that it is reserved for, nil when nobody waits. When it is the turn of
+-- `claimer`, who is here already, nothing is reserved.
+local function hand_over(window, claimer)
+	while true do
+		local first = redis.call('ZPOPMIN', QUEUE)[1]
+		if not first then
+			redis.call('DEL', CLAIM)
+			return nil
+		end
+		local entry = redis.call('HGET', WAITERS, first)
+		if entry then
+			forget(first, string.sub(entry, 1, 32))
+			if first == claimer then
+				return first
+			end
+			if tell(entry, first) then
+				local set = redis.pcall('SET', CLAIM, 'reserved\n' .. first .. '\n' .. entry, 'PX', window)
+				if set.err then
+					-- Out of memory: a release still has to free the lock.
+					redis.call('DEL', CLAIM)
+				end
+				-- Who is near the front looks after itself from now on, should those ahead hang.
+				for _, near in ipairs(redis.call('ZRANGE', QUEUE, 0, 1)) do
+					local its = redis.call('HGET', WAITERS, near)
+					if its then
+						tell(its, 'near ' .. near)
+					end
+				end
+				return first
+			end
+		end
+	end
+end

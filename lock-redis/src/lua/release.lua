@@ -1,0 +1,18 @@
+-- Gives up one hold, or a place in the queue.
+--
+-- KEYS  1 claim  2 queue  3 waiters
+-- ARGV  1 owner  2 hold  3 claim window, ms
+--
+-- Replies
+--   0, 1, …     released; so many holds are left
+--   -1          it waited, and does no more
+--   -2          neither a live hold nor a waiter
+--   DISTLOCK …  the claim is not ours
+--
+-- This first part is the whole of an uncontended release.
+local owner, hold = ARGV[1], ARGV[2]
+local value = redis.call('GET', KEYS[1])
+if value and string.sub(value, 1, 66) == owner .. '\n' .. hold .. '\n' and redis.call('EXISTS', KEYS[2]) == 0 then
+	redis.call('DEL', KEYS[1])
+	return 0
+end
