@@ -10,7 +10,7 @@ use redis::{Cmd, Value};
 use crate::error::foreign;
 
 /// Which key of a lock.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Part {
     Claim,
     Queue,
@@ -301,7 +301,11 @@ mod tests {
             for name in names(key) {
                 let tag = name.split_once('{').unwrap().1.split_once('}').unwrap().0;
                 assert!(!tag.is_empty());
-                assert!(!name.replacen(&format!("{{{tag}}}"), "", 1).contains(['{', '}']));
+                assert!(
+                    !name
+                        .replacen(&format!("{{{tag}}}"), "", 1)
+                        .contains(['{', '}'])
+                );
                 assert!(seen.insert(name.clone()), "{name}");
                 if name.ends_with("}:claim") {
                     assert_eq!(lock_of("p", name.as_bytes()).unwrap().0.as_str(), key);

@@ -295,7 +295,7 @@ impl DistributedLock for RedisLock {
                 Value::BulkString(name) => record::lock_of(&self.options.prefix, name),
                 _ => None,
             });
-            let fresh: Vec<_> = found.filter(|(key, _)| seen.insert(key.clone())).collect();
+            let fresh: Vec<_> = found.filter(|found| seen.insert(found.clone())).collect();
             let looks = fresh.iter().map(|(key, part)| async move {
                 let reply = self.look(key).await?;
                 // A lock that has a claim is found by it, maybe on another page.
