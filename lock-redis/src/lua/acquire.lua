@@ -8,8 +8,8 @@
 --
 -- Replies
 --   {1, token, holds}                                  granted
---   {0, claim, ms left, position, queued, now in µs}   busy; the position is 0 when it does not
---                                                      queue
+--   {0, claim, ms left, position, queued, now in µs}   busy; the position is 0 when it is not
+--                                                      in the queue
 --   DISTLOCK …                                         a key holds something that is not ours
 --
 -- This first part is the whole of an uncontended attempt: three writes at most, no functions.

@@ -91,9 +91,8 @@ if turn == hold or not claim and not turn then
 	return answer
 end
 
-local position
+local position = redis.call('ZRANK', QUEUE, hold)
 if channel ~= '' then
-	position = redis.call('ZRANK', QUEUE, hold)
 	local since = now
 	if position then
 		since = string.match(redis.call('HGET', WAITERS, hold) or '', '^%x+\n[^\n]*\n(%d+)\n') or now
