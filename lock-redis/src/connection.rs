@@ -52,6 +52,18 @@ impl Server {
         self.client.get_connection_info().redis_settings().db()
     }
 
+    pub(crate) fn operation_timeout(&self) -> Duration {
+        self.operation_timeout
+    }
+
+    pub(crate) fn no_answer(&self) -> StoreError {
+        StoreError::transient(format!(
+            "redis at {} did not answer within {:?}",
+            self.address(),
+            self.operation_timeout
+        ))
+    }
+
     fn address(&self) -> String {
         match self.client.get_connection_info().addr() {
             ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
@@ -114,11 +126,7 @@ impl Server {
                 self.address()
             ))),
             Ok(Err(why)) => Err(store_error(&why)),
-            Err(_) => Err(StoreError::transient(format!(
-                "redis at {} did not answer within {:?}",
-                self.address(),
-                self.operation_timeout
-            ))),
+            Err(_) => Err(self.no_answer()),
         }
     }
 }
@@ -191,7 +199,7 @@ impl Connection {
             command
         };
         match self.send(&command("EVALSHA", &script.sha)).await {
-            Err(failure) if failure.no_script => self.call(&command("EVAL", script.text)).await,
+            Err(failure) if failure.no_script => self.call(&command("EVAL", &script.text)).await,
             answer => answer.map_err(|failure| failure.error),
         }
     }
@@ -210,10 +218,7 @@ impl Connection {
                 // Hung or half-open, for all one can know: the next command gets a new one.
                 self.discard(used.into_inner());
                 Err(Failure {
-                    error: StoreError::transient(format!(
-                        "redis at {} did not answer within {limit:?}",
-                        self.server.address()
-                    )),
+                    error: self.server.no_answer(),
                     broken: true,
                     no_script: false,
                 })

@@ -27,6 +27,7 @@ mod config;
 mod connection;
 mod error;
 mod health;
+mod lane;
 mod record;
 mod scripts;
 mod store;

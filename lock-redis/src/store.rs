@@ -1,6 +1,6 @@
 //! The store: each verb as one script.
 
-use std::{collections::HashSet, fmt, sync::Arc, time::Duration};
+use std::{collections::HashSet, fmt, sync::Arc};
 
 use async_trait::async_trait;
 use futures_util::future::{join_all, try_join_all};
@@ -8,15 +8,16 @@ use lock_core::{
     Attempt, Busy, Capabilities, Claim, DistributedLock, FencingToken, Grant, HoldId, LockInfo,
     LockKey, LockPage, Page, Release, Renewal, Result, StoreError, Ttl,
 };
-use redis::{Client, Cmd, Value};
+use redis::{Client, Value};
 
 use crate::{
     config::{Options, RedisLockBuilder},
     connection::{Connection, Server},
     error::{reply_error, strange},
     health,
+    lane::{Lane, Request, Wanted},
     record::{self, Part, add_keys, int, text},
-    scripts,
+    scripts::Scripts,
     wakeup::Wakeup,
 };
 
@@ -25,17 +26,16 @@ use crate::{
 /// It has to be used on a tokio runtime with its timer and network enabled. Connections are made
 /// on the runtime that first needs them, and anew when that runtime is gone.
 pub struct RedisLock {
-    connection: Connection,
+    lane: Arc<Lane>,
     wakeup: Wakeup,
     options: Arc<Options>,
     capabilities: Arc<Capabilities>,
-    is_cluster: bool,
 }
 
 impl fmt::Debug for RedisLock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisLock")
-            .field("server", self.connection.server())
+            .field("server", self.lane.connection.server())
             .field("options", &self.options)
             .finish_non_exhaustive()
     }
@@ -82,38 +82,34 @@ impl RedisLock {
         for warning in &capabilities.warnings {
             tracing::warn!(server = ?connection.server(), "{warning}");
         }
-        let is_cluster = capabilities
+        let together = !capabilities
             .warnings
             .iter()
             .any(|warning| warning.contains("cluster"));
+        let scripts = Arc::new(Scripts::new(options.claim_window, options.token_retention));
+        let lane = Lane::new(connection, scripts, options.prefix.clone(), together);
         Ok(Self::assemble(
-            connection,
+            lane,
             Arc::new(options),
             Arc::new(capabilities),
-            is_cluster,
         ))
     }
 
-    fn assemble(
-        connection: Connection,
-        options: Arc<Options>,
-        capabilities: Arc<Capabilities>,
-        is_cluster: bool,
-    ) -> Self {
+    fn assemble(lane: Lane, options: Arc<Options>, capabilities: Arc<Capabilities>) -> Self {
+        let server = lane.connection.server();
         // Publishing ignores databases, so the channel's name carries ours.
         let channel = format!(
             "{}:wake:{}:{}",
             options.prefix,
-            connection.server().database(),
+            server.database(),
             HoldId::random()
         );
-        let wakeup = Wakeup::new(connection.server().clone(), channel, options.claim_window);
+        let wakeup = Wakeup::new(server.clone(), channel, options.claim_window);
         Self {
-            connection,
+            lane: Arc::new(lane),
             wakeup,
             options,
             capabilities,
-            is_cluster,
         }
     }
 
@@ -121,45 +117,38 @@ impl RedisLock {
         ttl.max(self.capabilities.min_ttl)
     }
 
-    fn keys(&self, command: &mut Cmd, key: &LockKey, parts: &[Part]) {
-        command.arg(parts.len());
-        add_keys(command, &self.options.prefix, key, parts);
-    }
-
     /// One attempt; a channel makes the claim queue.
     async fn attempt(&self, claim: &Claim, channel: &str) -> Result<Attempt, StoreError> {
         let ttl = self.granted(claim.ttl);
-        let reply = self
-            .connection
-            .run(&scripts::ACQUIRE, |command| {
-                self.keys(command, &claim.key, &Part::ALL);
-                command
-                    .arg(claim.owner.to_string())
-                    .arg(claim.hold.to_string())
-                    .arg(ttl.as_millis())
-                    .arg(record::asker(&claim.asker))
-                    .arg(channel)
-                    .arg(millis(self.options.claim_window))
-                    .arg(millis(self.options.token_retention));
-            })
-            .await?;
+        let request = Request {
+            key: claim.key.clone(),
+            id: id(claim),
+            attempt: Some(Wanted {
+                ttl: ttl.as_millis(),
+                asker: record::asker(&claim.asker),
+            }),
+        };
+        let reply = self.lane.send(request, channel).await?;
         read_attempt(&reply, ttl).ok_or_else(|| strange(&reply))
     }
 
     /// Renews claims that one server has; the answers are in their order.
     async fn renew_batch(&self, claims: &[Claim]) -> Vec<Result<Renewal, StoreError>> {
-        let renewed = self.connection.run(&scripts::RENEW, |command| {
-            command.arg(claims.len());
-            for claim in claims {
-                add_keys(command, &self.options.prefix, &claim.key, &[Part::Claim]);
-            }
-            for claim in claims {
-                command
-                    .arg(claim.owner.to_string())
-                    .arg(claim.hold.to_string())
-                    .arg(self.granted(claim.ttl).as_millis());
-            }
-        });
+        let renewed = self
+            .lane
+            .connection
+            .run(&self.lane.scripts.renew, |command| {
+                command.arg(claims.len());
+                for claim in claims {
+                    add_keys(command, &self.options.prefix, &claim.key, &[Part::Claim]);
+                }
+                for claim in claims {
+                    command
+                        .arg(claim.owner.to_string())
+                        .arg(claim.hold.to_string())
+                        .arg(self.granted(claim.ttl).as_millis());
+                }
+            });
         let again = |why: &StoreError| StoreError::new(why.kind(), why.to_string());
         match renewed.await {
             Ok(Value::Array(answers)) if answers.len() == claims.len() => answers
@@ -174,9 +163,12 @@ impl RedisLock {
 
     /// The reply of inspect.lua.
     async fn look(&self, key: &LockKey) -> Result<Value, StoreError> {
-        let inspect = self.connection.run(&scripts::INSPECT, |command| {
-            self.keys(command, key, &Part::STATE);
-        });
+        let inspect = self
+            .lane
+            .connection
+            .run(&self.lane.scripts.inspect, |command| {
+                self.lane.keys(command, key, &Part::STATE);
+            });
         inspect.await
     }
 
@@ -193,7 +185,7 @@ impl RedisLock {
             .arg(pattern)
             .arg("COUNT")
             .arg(count);
-        let reply = self.connection.call(&command).await?;
+        let reply = self.lane.connection.call(&command).await?;
         match reply {
             Value::Array(mut parts) if parts.len() == 2 => {
                 let (names, next) = (parts.pop(), parts.pop());
@@ -243,16 +235,12 @@ impl DistributedLock for RedisLock {
     }
 
     async fn release(&self, claim: &Claim) -> Result<Release, StoreError> {
-        let reply = self
-            .connection
-            .run(&scripts::RELEASE, |command| {
-                self.keys(command, &claim.key, &Part::STATE);
-                command
-                    .arg(claim.owner.to_string())
-                    .arg(claim.hold.to_string())
-                    .arg(millis(self.options.claim_window));
-            })
-            .await?;
+        let request = Request {
+            key: claim.key.clone(),
+            id: id(claim),
+            attempt: None,
+        };
+        let reply = self.lane.send(request, "").await?;
         match int(&reply) {
             Some(-1) => Ok(Release::Withdrawn),
             Some(-2) => Ok(Release::NotHeld),
@@ -270,7 +258,7 @@ impl DistributedLock for RedisLock {
     async fn renew_all(&self, claims: &[Claim]) -> Vec<Result<Renewal, StoreError>> {
         // A script may keep the server busy for some milliseconds, and keys of several slots do
         // not go into one script.
-        let size = if self.is_cluster { 1 } else { 500 };
+        let size = if self.lane.together { 500 } else { 1 };
         let batches = claims.chunks(size).map(|batch| self.renew_batch(batch));
         let answers = join_all(batches).await;
         answers.into_iter().flatten().collect()
@@ -320,15 +308,13 @@ impl DistributedLock for RedisLock {
         key: &LockKey,
         token: Option<FencingToken>,
     ) -> Result<bool, StoreError> {
-        let reply = self
-            .connection
-            .run(&scripts::FORCE_RELEASE, |command| {
-                self.keys(command, key, &Part::STATE);
-                command
-                    .arg(token.map(|token| token.to_string()).unwrap_or_default())
-                    .arg(millis(self.options.claim_window));
-            })
-            .await?;
+        let token = token.map(|token| token.to_string()).unwrap_or_default();
+        let lane = &self.lane;
+        let ended = lane.connection.run(&lane.scripts.force_release, |command| {
+            lane.keys(command, key, &Part::STATE);
+            command.arg(&token);
+        });
+        let reply = ended.await?;
         match int(&reply) {
             Some(ended) => Ok(ended == 1),
             None => Err(strange(&reply)),
@@ -336,34 +322,42 @@ impl DistributedLock for RedisLock {
     }
 
     async fn dedicated(&self) -> Result<Arc<dyn DistributedLock>, StoreError> {
-        if self.connection.is_closed() {
+        if self.lane.connection.is_closed() {
             return Err(StoreError::closed());
         }
         // It connects when it is first used: on the runtime that uses it.
-        Ok(Arc::new(Self::assemble(
-            self.connection.another(),
-            self.options.clone(),
-            self.capabilities.clone(),
-            self.is_cluster,
-        )))
+        let lane = Lane::new(
+            self.lane.connection.another(),
+            self.lane.scripts.clone(),
+            self.options.prefix.clone(),
+            self.lane.together,
+        );
+        let (options, capabilities) = (self.options.clone(), self.capabilities.clone());
+        Ok(Arc::new(Self::assemble(lane, options, capabilities)))
     }
 
     async fn close(&self) -> Result<(), StoreError> {
-        self.connection.close();
+        self.lane.connection.close();
         self.wakeup.close();
         Ok(())
     }
 }
 
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis())
-        .unwrap_or(u64::MAX)
-        .max(1)
+/// How scripts know a hold.
+fn id(claim: &Claim) -> String {
+    format!("{}\n{}\n", claim.owner, claim.hold)
 }
 
 fn read_attempt(reply: &Value, ttl: Ttl) -> Option<Attempt> {
-    let Value::Array(parts) = reply else {
-        return None;
+    let parts = match reply {
+        Value::Array(parts) => parts,
+        token => {
+            return Some(Attempt::Granted(Grant {
+                token: text(token)?.parse().ok()?,
+                ttl,
+                holds: 1,
+            }));
+        }
     };
     match parts.as_slice() {
         [Value::Int(1), token, holds] => Some(Attempt::Granted(Grant {

@@ -1,5 +1,6 @@
 -- The second part of acquire.lua: everything that is not a first grant of an idle lock.
-local channel, window, keep = ARGV[5], ARGV[6], ARGV[7]
+local owner, hold = string.sub(id, 1, 32), string.sub(id, 34, 65)
+local channel = ARGV[4]
 
 -- The decimal number after `digits`, exact at any length.
 local function successor(digits)
@@ -26,8 +27,8 @@ local function grant(last)
 			return redis.error_reply('DISTLOCK the last token is the largest there is')
 		end
 	end
-	redis.call('SET', KEYS[4], token, 'PX', keep)
-	redis.call('SET', CLAIM, owner .. '\n' .. hold .. '\n' .. token .. '\n' .. now .. '\n' .. asker, 'PX', ttl)
+	redis.call('SET', KEYS[4], token, 'PX', RETENTION)
+	redis.call('SET', CLAIM, id .. token .. '\n' .. now .. '\n' .. asker, 'PX', ttl)
 	return { 1, token, 1 }
 end
 
@@ -81,7 +82,7 @@ end
 
 local turn = claim and claim.reserved
 if not claim then
-	turn = hand_over(window, hold)
+	turn = hand_over(hold)
 end
 if turn == hold or not claim and not turn then
 	local answer = grant(redis.call('GET', KEYS[4]))
@@ -110,8 +111,8 @@ if channel ~= '' then
 		end
 	end
 	redis.call('HSET', WAITERS, hold, owner .. '\n' .. channel .. '\n' .. since .. '\n' .. asker)
-	redis.call('PEXPIRE', QUEUE, keep)
-	redis.call('PEXPIRE', WAITERS, keep)
+	redis.call('PEXPIRE', QUEUE, RETENTION)
+	redis.call('PEXPIRE', WAITERS, RETENTION)
 end
 
 local ahead = turn and 1 or 0

@@ -1,7 +1,7 @@
 -- Ends the grant of whoever holds the lock, with all its holds. Follows queue.lua.
 --
 -- KEYS  1 claim  2 queue  3 waiters
--- ARGV  1 the token of the grant to end; "" for any  2 claim window, ms
+-- ARGV  1 the token of the grant to end; "" for any
 --
 -- Replies
 --   1           a grant was ended
@@ -14,5 +14,5 @@ end
 if not claim or not claim.owner or ARGV[1] ~= '' and ARGV[1] ~= claim.token then
 	return 0
 end
-hand_over(ARGV[2])
+hand_over()
 return 1

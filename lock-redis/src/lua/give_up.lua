@@ -1,5 +1,5 @@
 -- The second part of release.lua: several holds, waiters, and claims that are not held.
-local window = ARGV[3]
+local owner, hold = string.sub(id, 1, 32), string.sub(id, 34, 65)
 local claim, foreign = read_claim()
 if foreign then
 	return foreign
@@ -13,7 +13,7 @@ if claim and claim.owner == owner and has_hold(claim.holds, hold) then
 		end
 	end
 	if #left == 0 then
-		hand_over(window)
+		hand_over()
 	else
 		redis.call('SET', CLAIM, owner .. '\n' .. table.concat(left, ',') .. claim.rest, 'KEEPTTL')
 	end
@@ -32,6 +32,6 @@ else
 	end
 end
 if not claim then
-	hand_over(window)
+	hand_over()
 end
 return answer

@@ -50,7 +50,7 @@ end
 --
 -- Returns the hold that it is reserved for, nil when nobody waits. When it is the turn of
 -- `claimer`, who is here already, nothing is reserved.
-local function hand_over(window, claimer)
+local function hand_over(claimer)
 	while true do
 		local first = redis.call('ZPOPMIN', QUEUE)[1]
 		if not first then
@@ -64,7 +64,7 @@ local function hand_over(window, claimer)
 				return first
 			end
 			if tell(entry, first) then
-				local set = redis.pcall('SET', CLAIM, 'reserved\n' .. first .. '\n' .. entry, 'PX', window)
+				local set = redis.pcall('SET', CLAIM, 'reserved\n' .. first .. '\n' .. entry, 'PX', WINDOW)
 				if set.err then
 					-- Out of memory: a release still has to free the lock.
 					redis.call('DEL', CLAIM)

@@ -1,7 +1,7 @@
 -- Gives up one hold, or a place in the queue.
 --
 -- KEYS  1 claim  2 queue  3 waiters
--- ARGV  1 owner  2 hold  3 claim window, ms
+-- ARGV  1 "OWNER\nHOLD\n"
 --
 -- Replies
 --   0, 1, …     released; so many holds are left
@@ -10,9 +10,9 @@
 --   DISTLOCK …  the claim is not ours
 --
 -- This first part is the whole of an uncontended release.
-local owner, hold = ARGV[1], ARGV[2]
+local id = ARGV[1]
 local value = redis.call('GET', KEYS[1])
-if value and string.sub(value, 1, 66) == owner .. '\n' .. hold .. '\n' and redis.call('EXISTS', KEYS[2]) == 0 then
+if value and string.sub(value, 1, 66) == id and redis.call('EXISTS', KEYS[2]) == 0 then
 	redis.call('DEL', KEYS[1])
 	return 0
 end
