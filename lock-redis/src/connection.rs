@@ -3,6 +3,7 @@
 //! Nothing else in this crate knows how a server is found or reached.
 
 use std::{
+    convert::Infallible,
     fmt,
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     time::{Duration, Instant},
@@ -12,8 +13,8 @@ use lock_core::{StoreError, StoreErrorKind};
 use parking_lot::Mutex;
 use rand::random_range;
 use redis::{
-    AsyncConnectionConfig, Client, Cmd, ConnectionAddr, RedisError, Value,
-    aio::{MultiplexedConnection, PubSubSink, PubSubStream},
+    AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ProtocolVersion, PushInfo, PushKind,
+    RedisError, Value, aio::MultiplexedConnection,
 };
 use tokio::time::{sleep, timeout};
 
@@ -102,15 +103,39 @@ impl Server {
         }
     }
 
-    /// A connection that listens on `channel`, confirmed by the server.
+    /// A connection that listens on `channel`, confirmed by the server, until it is dropped.
+    ///
+    /// `heard` is called with each notice, and with `None` when the connection has ended; by the
+    /// task that reads, so it must not block.
     pub(crate) async fn subscribe(
         &self,
         channel: &str,
-    ) -> Result<(PubSubSink, PubSubStream), StoreError> {
+        heard: impl Fn(Option<&[u8]>) + Send + Sync + 'static,
+    ) -> Result<MultiplexedConnection, StoreError> {
+        let info = self.client.get_connection_info().clone();
+        // Notices come as pushes, which need the newer protocol.
+        let redis = info
+            .redis_settings()
+            .clone()
+            .set_protocol(ProtocolVersion::RESP3);
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(self.operation_timeout))
+            .set_response_timeout(Some(self.operation_timeout))
+            .set_push_sender(move |push: PushInfo| {
+                match (&push.kind, push.data.last()) {
+                    (PushKind::Message, Some(Value::BulkString(notice))) => heard(Some(notice)),
+                    (PushKind::Disconnection, _) => heard(None),
+                    _ => {}
+                }
+                Ok::<_, Infallible>(())
+            });
         self.reached(async {
-            let (mut sink, stream) = self.client.get_async_pubsub().await?.split();
-            sink.subscribe(channel).await?;
-            Ok((sink, stream))
+            let client = Client::open(info.set_redis_settings(redis))?;
+            let mut connection = client
+                .get_multiplexed_async_connection_with_config(&config)
+                .await?;
+            connection.subscribe(channel).await?;
+            Ok(connection)
         })
         .await
     }

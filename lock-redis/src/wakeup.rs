@@ -6,7 +6,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures_util::StreamExt;
 use lock_core::{Busy, HoldId, StoreError};
 use parking_lot::Mutex;
 use rand::random_range;
@@ -281,23 +280,25 @@ impl State {
 }
 
 impl Shared {
-    /// `HOLD`, or `near HOLD`; anything else is ignored.
+    /// `HOLD` for the one whose turn it is, `+HOLD` for those near the front, with spaces
+    /// between; anything else is ignored.
     fn heard(&self, notice: &[u8]) {
-        let Ok(notice) = std::str::from_utf8(notice) else {
-            return;
-        };
-        let (near, hold) = match notice.strip_prefix("near ") {
-            Some(hold) => (true, hold),
-            None => (false, notice),
-        };
-        let Ok(hold) = hold.parse() else {
-            return;
-        };
         let mut state = self.state.lock();
-        if !near {
-            state.call(hold, self.claim_window);
-        } else if let Some(turn) = state.waiting.get(&hold) {
-            turn.near.notify_one();
+        for word in std::str::from_utf8(notice).unwrap_or_default().split(' ') {
+            match word.strip_prefix('+') {
+                None => {
+                    if let Ok(hold) = word.parse() {
+                        state.call(hold, self.claim_window);
+                    }
+                }
+                Some(near) => {
+                    if let Ok(hold) = near.parse()
+                        && let Some(turn) = state.waiting.get(&hold)
+                    {
+                        turn.near.notify_one();
+                    }
+                }
+            }
         }
     }
 }
@@ -336,7 +337,17 @@ async fn subscribed(
     channel: &str,
     failures: &mut u32,
 ) -> Result<(), StoreError> {
-    let (mut sink, mut notices) = server.subscribe(channel).await?;
+    let ended = Arc::new(Notify::new());
+    let (ear, end) = (line.shared.clone(), ended.clone());
+    let subscription = server.subscribe(channel, move |notice| match notice {
+        Some(notice) => {
+            if let Some(shared) = ear.upgrade() {
+                shared.heard(notice);
+            }
+        }
+        None => end.notify_one(),
+    });
+    let mut connection = subscription.await?;
     *failures = 0;
     if let Some(shared) = line.shared.upgrade() {
         shared.line.send_modify(|now| {
@@ -345,32 +356,33 @@ async fn subscribed(
             line.open = now.open;
         });
     }
+    let mut checked = Instant::now();
     loop {
-        match timeout(HEARTBEAT.min(LINGER), notices.next()).await {
-            Ok(Some(notice)) => match line.shared.upgrade() {
-                Some(shared) => shared.heard(notice.get_payload_bytes()),
-                None => return Ok(()),
-            },
-            Ok(None) => return Err(StoreError::transient("the server closed the connection")),
-            Err(_quiet) => {
-                match line.shared.upgrade() {
-                    Some(shared) => {
-                        let mut state = shared.state.lock();
-                        if state.is_idle() {
-                            // Under the lock, so that `start` sees either this task's end or
-                            // the line open.
-                            state.listener = None;
-                            shared.line.send_modify(|line| line.open = None);
-                            return Ok(());
-                        }
-                    }
-                    None => return Ok(()),
-                }
-                let alive = timeout(HEARTBEAT, sink.ping::<redis::Value>()).await;
-                if !matches!(alive, Ok(Ok(_))) {
-                    return Err(StoreError::transient("the subscription is half-open"));
+        if timeout(LINGER / 2, ended.notified()).await.is_ok() {
+            return Err(StoreError::transient("the server closed the connection"));
+        }
+        match line.shared.upgrade() {
+            Some(shared) => {
+                let mut state = shared.state.lock();
+                if state.is_idle() {
+                    // Under the lock, so that `start` sees either this task's end or the line
+                    // open.
+                    state.listener = None;
+                    shared.line.send_modify(|line| line.open = None);
+                    return Ok(());
                 }
             }
+            None => return Ok(()),
+        }
+        if checked.elapsed() >= HEARTBEAT {
+            if connection
+                .send_packed_command(&redis::cmd("PING"))
+                .await
+                .is_err()
+            {
+                return Err(StoreError::transient("the subscription is half-open"));
+            }
+            checked = Instant::now();
         }
     }
 }

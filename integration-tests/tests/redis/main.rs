@@ -5,6 +5,7 @@
 //!
 //! Names like `row_b3_…` are rows of the failure catalogue, `b39_…` are field cases.
 
+mod conformance_run;
 mod model;
 mod support;
 mod tokens;

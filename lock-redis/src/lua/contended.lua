@@ -53,7 +53,7 @@ local function tell_owner()
 		local all = redis.call('HGETALL', WAITERS)
 		for i = 1, #all, 2 do
 			if string.sub(all[i + 1], 1, 33) == owner .. '\n' then
-				tell(all[i + 1], all[i])
+				tell(channel_of(all[i + 1]), all[i])
 			end
 		end
 	end

@@ -39,11 +39,29 @@ local function forget(hold, owner)
 	end
 end
 
--- Sends a notice to a waiter. False when its process is gone for certain: a refused PUBLISH and
+local function channel_of(entry)
+	return string.match(entry, '^%x+\n([^\n]*)\n')
+end
+
+-- Sends a notice to a waiter's process. False when it is gone for certain: a refused PUBLISH and
 -- a waiter without a channel count as heard.
-local function tell(entry, notice)
-	local channel = string.match(entry, '^%x+\n([^\n]*)\n')
+local function tell(channel, notice)
 	return channel == '-' or redis.pcall('PUBLISH', channel, notice) ~= 0
+end
+
+-- Those near the front look after themselves from now on, should the ones ahead hang: as part of
+-- the notice when they are in its process, else by one of their own.
+local function add_near(channel, notice)
+	for _, near in ipairs(redis.call('ZRANGE', QUEUE, 0, 1)) do
+		local entry = redis.call('HGET', WAITERS, near)
+		local its = entry and channel_of(entry)
+		if its == channel then
+			notice = notice .. ' +' .. near
+		elseif its then
+			tell(its, '+' .. near)
+		end
+	end
+	return notice
 end
 
 -- The lock is free: reserves it for the first waiter whose process is there.
@@ -63,18 +81,12 @@ local function hand_over(claimer)
 			if first == claimer then
 				return first
 			end
-			if tell(entry, first) then
+			local channel = channel_of(entry)
+			if tell(channel, add_near(channel, first)) then
 				local set = redis.pcall('SET', CLAIM, 'reserved\n' .. first .. '\n' .. entry, 'PX', WINDOW)
 				if set.err then
 					-- Out of memory: a release still has to free the lock.
 					redis.call('DEL', CLAIM)
-				end
-				-- Who is near the front looks after itself from now on, should those ahead hang.
-				for _, near in ipairs(redis.call('ZRANGE', QUEUE, 0, 1)) do
-					local its = redis.call('HGET', WAITERS, near)
-					if its then
-						tell(its, 'near ' .. near)
-					end
 				end
 				return first
 			end
