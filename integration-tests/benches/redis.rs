@@ -5,6 +5,8 @@
 //! The floor is bare redis-rs on one multiplexed connection: one EVALSHA of a minimal acquire
 //! script (SET NX PX) and one of a minimal release (GET, compare, DEL).
 
+#![allow(clippy::unwrap_used)]
+
 use std::{
     env,
     io::{BufRead, BufReader, Write},

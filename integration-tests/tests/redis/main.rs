@@ -5,7 +5,14 @@
 //!
 //! Names like `row_b3_…` are rows of the failure catalogue, `b39_…` are field cases.
 
+#![allow(clippy::unwrap_used)] // in what the tests share, too
+
 mod conformance_run;
+mod errors;
+mod life;
 mod model;
+mod queue;
+mod scale;
+mod server;
 mod support;
 mod tokens;
