@@ -77,9 +77,9 @@ impl Server {
 
     /// A connection for commands, to a server that accepts changes.
     async fn connect(&self) -> Result<MultiplexedConnection, StoreError> {
-        // Commands have a time limit of their own; see `Connection::call`.
+        // `reached` limits connecting, `Connection::send` each command.
         let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(self.operation_timeout))
+            .set_connection_timeout(None)
             .set_response_timeout(None);
         let opened = self
             .client
@@ -119,7 +119,7 @@ impl Server {
             .clone()
             .set_protocol(ProtocolVersion::RESP3);
         let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(self.operation_timeout))
+            .set_connection_timeout(None)
             .set_response_timeout(Some(self.operation_timeout))
             .set_push_sender(move |push: PushInfo| {
                 match (&push.kind, push.data.last()) {

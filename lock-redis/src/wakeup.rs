@@ -109,11 +109,11 @@ impl Wakeup {
     /// Notes that a waiter has queued while subscription `open` was there. When that has changed
     /// since, a notice may be lost: the waiter looks again at once.
     pub(crate) fn queued(&self, hold: HoldId, open: Option<u64>) {
-        if open.is_some() && self.open() != open {
-            self.shared
-                .state
-                .lock()
-                .call(hold, self.shared.claim_window);
+        let missed = open.is_some() && self.open() != open;
+        let mut state = self.shared.state.lock();
+        state.used = Some(Instant::now());
+        if missed {
+            state.call(hold, self.shared.claim_window);
         }
     }
 

@@ -128,6 +128,8 @@ async fn row_b9_b103_refusals_keep_their_kinds() {
         let claim = claim("l");
         granted(&store, &claim).await;
         for acquire in [true, false] {
+            // On a connection that is open already: the last refusal may have ended it.
+            store.inspect(&claim.key).await.unwrap();
             let before = proxy.faults().replaced();
             proxy.faults().replace_replies(format!("-{reply}\r\n"), 1);
             let (kind, text) = match acquire {
@@ -261,7 +263,8 @@ async fn one_bad_claim_does_not_fail_its_neighbours() {
     granted(&*store, &claim("l 4")).await;
     server.command(&["CONFIG", "RESETSTAT"]);
     let answers = store.renew_all(&claims).await;
-    assert!(server.calls("evalsha") + server.calls("eval") <= 4);
+    // Three batches, and once more each for a script that the server has not seen.
+    assert!(server.calls("evalsha") + server.calls("eval") <= 6);
     assert_eq!(answers.len(), claims.len());
     for (n, answer) in answers.into_iter().enumerate() {
         match (n, answer) {
@@ -508,10 +511,12 @@ async fn a_dropped_attempt_can_be_withdrawn() {
     for _ in 0..10 {
         let claim = claim("l");
         assert!(timeout(ms(30), store.try_acquire(&claim)).await.is_err());
-        assert_eq!(
-            store.release(&claim).await.unwrap(),
-            Release::Released { holds: 0 }
-        );
+        // An attempt that had not left this process yet is not sent any more.
+        let taken_back = store.release(&claim).await.unwrap();
+        assert!(matches!(
+            taken_back,
+            Release::Released { holds: 0 } | Release::NotHeld
+        ));
     }
     sleep(ms(150)).await;
     assert_eq!(server.command(&["EXISTS", "distlock:{l}:claim"]), "0");

@@ -560,8 +560,8 @@ async fn b95_a_lock_moves_between_clients() {
 async fn b99_a_guard_knows_its_own_end() {
     let mut server = RedisServer::start();
     let client = client(&server).await;
-    let renewed = client.lock("long").ttl(ms(200)).acquire().await.unwrap();
-    sleep(ms(200 * 20)).await;
+    let renewed = client.lock("long").ttl(ms(1500)).acquire().await.unwrap();
+    sleep(ms(6000)).await;
     assert!(renewed.is_held());
     drop(renewed);
     for server_is_up in [true, false] {
@@ -577,7 +577,7 @@ async fn b99_a_guard_knows_its_own_end() {
             server.kill();
         }
         while guard.is_held() {
-            assert!(begin.elapsed() < ms(1100));
+            assert!(begin.elapsed() < ms(1000) + ms(500));
             sleep(ms(5)).await;
         }
     }

@@ -9,7 +9,9 @@ use lock_core::{
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
-use crate::support::{claim, store};
+use tokio::time::Instant;
+
+use crate::support::{claim, ms, store};
 
 /// What can be compared: everything but times and the numbers of tokens.
 #[derive(Debug, PartialEq)]
@@ -79,7 +81,9 @@ async fn redis_answers_as_the_model_does() {
     let server = RedisServer::start();
     let redis = store(&server).await;
     let other: Arc<dyn DistributedLock> = redis.dedicated().await.unwrap();
+    let mut void = 0;
     for seed in 0..60 {
+        let begin = Instant::now();
         let mut random = StdRng::seed_from_u64(seed);
         let memory = MemoryLock::new();
         let key = LockKey::new(format!("model {seed}")).unwrap();
@@ -129,7 +133,16 @@ async fn redis_answers_as_the_model_does() {
                     info(redis.inspect(&key).await.unwrap()),
                 ),
             };
+            if begin.elapsed() > ms(1500) {
+                // The claim windows of the two stores begin and end at different moments.
+                void += 1;
+                break;
+            }
             assert_eq!(expected, found, "seed {seed}, step {step}");
         }
     }
+    assert!(
+        void < 30,
+        "the machine is too slow: {void} of 60 histories are void"
+    );
 }
