@@ -197,9 +197,9 @@ async fn row_b9_missing_rights_are_permanent() {
     }
 }
 
-/// Row B10, B14 (b), A41: a foreign value is an error of its own, and is left as it was.
+/// Row B10, B014 (b), A41: a foreign value is an error of its own, and is left as it was.
 #[tokio::test]
-async fn row_b10_b14_foreign_values_are_left_alone() {
+async fn row_b10_b014_foreign_values_are_left_alone() {
     let server = RedisServer::start();
     let store = store(&server).await;
     // Application data under the raw name is no business of ours.
@@ -277,9 +277,9 @@ async fn one_bad_claim_does_not_fail_its_neighbours() {
     }
 }
 
-/// B14, B126: busy, timed out and unreachable are different errors that name the lock.
+/// B014, B126: busy, timed out and unreachable are different errors that name the lock.
 #[tokio::test]
-async fn b14_b126_busy_timeout_and_unreachable_are_told_apart() {
+async fn b014_b126_busy_timeout_and_unreachable_are_told_apart() {
     let mut server = RedisServer::start();
     let (holder, other) = (client(&server).await, client(&server).await);
     let guard = holder.lock("l").label("first").acquire().await.unwrap();

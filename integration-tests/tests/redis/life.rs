@@ -93,7 +93,7 @@ async fn b02_renewal_works_again_after_an_outage() {
     assert!(second.is_held());
 }
 
-/// B03, B30, row A8: renewals that are never answered: the loss is known before anybody else can
+/// B03, B30, A8: renewals that are never answered: the loss is known before anybody else can
 /// have the lock.
 #[tokio::test]
 async fn b03_a_starved_renewal_is_a_loss_before_the_next_grant() {
@@ -214,9 +214,9 @@ async fn b09_a_deleted_lock_is_lost_quietly() {
     assert!(matches!(guard.release().await, Err(Error::Lost { .. })));
 }
 
-/// B10: work that outlives its lease is reported as lost at once, without a retry.
+/// B010: work that outlives its lease is reported as lost at once, without a retry.
 #[tokio::test]
-async fn b10_lost_work_is_reported_at_once() {
+async fn b010_lost_work_is_reported_at_once() {
     let server = RedisServer::start();
     let client = client(&server).await;
     let begin = Instant::now();
@@ -226,9 +226,9 @@ async fn b10_lost_work_is_reported_at_once() {
     assert!(begin.elapsed() < ms(5000));
 }
 
-/// B11: renewing by hand updates the one guard.
+/// B011: renewing by hand updates the one guard.
 #[tokio::test]
-async fn b11_renewing_by_hand_keeps_the_lock() {
+async fn b011_renewing_by_hand_keeps_the_lock() {
     let server = RedisServer::start();
     let (client, rival) = (client(&server).await, client(&server).await);
     let guard = client
@@ -249,10 +249,10 @@ async fn b11_renewing_by_hand_keeps_the_lock() {
     }
 }
 
-/// B12, B17, B19, B96, B60: after its lease a holder can neither renew nor release, by release or
+/// B012, B17, B19, B96, B60: after its lease a holder can neither renew nor release, by release or
 /// by drop, and whoever came next is not touched.
 #[tokio::test]
-async fn b12_b17_b96_a_late_holder_harms_nobody() {
+async fn b012_b17_b96_a_late_holder_harms_nobody() {
     let server = RedisServer::start();
     let (a, b, c) = (
         client(&server).await,
