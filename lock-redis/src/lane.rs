@@ -154,7 +154,7 @@ impl Lane {
         if batch.is_empty() {
             return;
         }
-        let parts = [Part::Claim, Part::Queue, Part::Token];
+        let parts = [Part::Claim, Part::Token];
         let sent = self.connection.run(&self.scripts.batch, |command| {
             command.arg(batch.len() * parts.len());
             for Gathered { request, .. } in &batch {

@@ -162,7 +162,7 @@ impl Claimed {
             let (_hold, entry) = rest.split_once('\n')?;
             return Waiting::read(entry).map(Self::Reserved);
         }
-        let mut parts = text.splitn(5, '\n');
+        let mut parts = text.strip_prefix(['-', '+'])?.splitn(5, '\n');
         Some(Self::Held {
             owner: parts.next()?.parse().ok()?,
             holds: parts.next()?.split(',').count() as u32,

@@ -219,7 +219,7 @@ async fn row_b10_b014_foreign_values_are_left_alone() {
             };
             let before = server.command(&["DUMP", &name]);
             let claim = queuing(&key);
-            if part == "waiters" {
+            if part == "waiters" || part == "queue" {
                 // Only who waits looks there.
                 granted(&*store, &claim).await;
                 let (kind, _) = kind_and_text(store.try_acquire(&queuing(&key)).await);

@@ -12,13 +12,13 @@
 --                                                      in the queue
 --   DISTLOCK …                                         a key holds something that is not ours
 --
--- This first part is the whole of an uncontended attempt: two writes, no functions.
+-- This first part is the whole of an uncontended attempt: two writes, no functions. The last token
+-- is marked with a "+" as long as somebody may be in the queue, and so is the claim.
 local time = redis.call('TIME')
 local now = string.format('%s%06d', time[1], time[2])
 local id, ttl, asker = ARGV[1], ARGV[2], ARGV[3]
 
-local fresh = redis.call('EXISTS', KEYS[2]) == 0
-	and redis.call('SET', KEYS[1], id .. now .. '\n' .. now .. '\n' .. asker, 'NX', 'PX', ttl)
+local fresh = redis.call('SET', KEYS[1], '-' .. id .. now .. '\n' .. now .. '\n' .. asker, 'NX', 'PX', ttl)
 local last = fresh and redis.pcall('SET', KEYS[4], now, 'PX', RETENTION, 'GET')
 if fresh and (not last or type(last) == 'string' and #last == #now and last < now and string.find(last, '^%d+$')) then
 	return now

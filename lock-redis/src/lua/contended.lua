@@ -15,36 +15,49 @@ local function is_less(a, b)
 	return #a < #b or #a == #b and a < b
 end
 
+-- The digits of a token, and its mark; nil when it is not one.
+local function read_token(last)
+	return string.match(last or '0', '^(%d+)(%+?)$')
+end
+
 -- Grants the lock under a token that is larger than every earlier one.
 local function grant(last)
-	if last and not string.find(last, '^%d+$') then
+	local digits = read_token(last)
+	if not digits then
 		return redis.error_reply(FOREIGN)
 	end
 	local token = now
-	if last and not is_less(last, now) then
-		token = successor(last)
+	if not is_less(digits, now) then
+		token = successor(digits)
 		if is_less('18446744073709551615', token) then
 			return redis.error_reply('DISTLOCK the last token is the largest there is')
 		end
 	end
-	redis.call('SET', KEYS[4], token, 'PX', RETENTION)
-	redis.call('SET', CLAIM, id .. token .. '\n' .. now .. '\n' .. asker, 'PX', ttl)
+	local waited_for = redis.call('EXISTS', QUEUE) == 1
+	redis.call('SET', KEYS[4], token .. (waited_for and '+' or ''), 'PX', RETENTION)
+	redis.call('SET', CLAIM, (waited_for and '+' or '-') .. id .. token .. '\n' .. now .. '\n' .. asker, 'PX', ttl)
 	return { 1, token, 1 }
 end
 
 if fresh then
 	-- The first part has set the claim already, but the last token is in the way.
-	local answer = last
-	if type(last) == 'string' then
-		answer = grant(last)
+	if type(last) == 'string' and redis.call('EXISTS', QUEUE) == 0 then
+		local answer = grant(last)
 		if answer.err then
 			redis.call('SET', KEYS[4], last)
+			redis.call('DEL', CLAIM)
 		end
+		return answer
 	end
-	if answer.err then
-		redis.call('DEL', CLAIM)
+	redis.call('DEL', CLAIM)
+	if type(last) ~= 'string' then
+		return last
 	end
-	return answer
+	if not read_token(last) then
+		redis.call('SET', KEYS[4], last)
+		return redis.error_reply(FOREIGN)
+	end
+	redis.call('SET', KEYS[4], last, 'PX', RETENTION)
 end
 
 -- Lets the owner's other claims in the queue know that they may enter.
@@ -69,7 +82,7 @@ if claim and claim.owner == owner then
 	local holds = claim.holds
 	if not has_hold(holds, hold) then
 		holds = holds .. ',' .. hold
-		redis.call('SET', CLAIM, owner .. '\n' .. holds .. claim.rest, 'PX', math.max(left, tonumber(ttl)))
+		redis.call('SET', CLAIM, claim.mark .. owner .. '\n' .. holds .. claim.rest, 'PX', math.max(left, tonumber(ttl)))
 	elseif left < tonumber(ttl) then
 		redis.call('PEXPIRE', CLAIM, ttl)
 	end
@@ -94,6 +107,17 @@ end
 
 local position = redis.call('ZRANK', QUEUE, hold)
 if channel ~= '' then
+	-- Whoever releases or comes next sees that somebody waits.
+	local digits, mark = read_token(redis.call('GET', KEYS[4]))
+	if not digits then
+		return redis.error_reply(FOREIGN)
+	end
+	if mark == '' then
+		redis.call('SET', KEYS[4], digits .. '+', 'PX', RETENTION)
+	end
+	if claim and claim.mark == '-' then
+		redis.call('SETRANGE', CLAIM, 0, '+')
+	end
 	local since = now
 	if position then
 		since = string.match(redis.call('HGET', WAITERS, hold) or '', '^%x+\n[^\n]*\n(%d+)\n') or now

@@ -15,7 +15,7 @@ if claim and claim.owner == owner and has_hold(claim.holds, hold) then
 	if #left == 0 then
 		hand_over()
 	else
-		redis.call('SET', CLAIM, owner .. '\n' .. table.concat(left, ',') .. claim.rest, 'KEEPTTL')
+		redis.call('SET', CLAIM, claim.mark .. owner .. '\n' .. table.concat(left, ',') .. claim.rest, 'KEEPTTL')
 	end
 	return #left
 end

@@ -9,9 +9,9 @@ local function read_claim()
 	if not value then
 		return nil
 	end
-	local owner, holds, token, since, asker = string.match(value, '^(%x+)\n([%x,]+)\n(%d+)\n(%d+)\n(.*)$')
+	local mark, owner, holds, token, rest = string.match(value, '^([-+])(%x+)\n([%x,]+)\n(%d+)(\n%d+\n.*)$')
 	if owner then
-		return { owner = owner, holds = holds, token = token, rest = '\n' .. token .. '\n' .. since .. '\n' .. asker }
+		return { mark = mark, owner = owner, holds = holds, token = token, rest = '\n' .. token .. rest }
 	end
 	local hold, entry = string.match(value, '^reserved\n(%x+)\n(.*)$')
 	if hold then

@@ -9,10 +9,10 @@
 --   -2          neither a live hold nor a waiter
 --   DISTLOCK …  the claim is not ours
 --
--- This first part is the whole of an uncontended release.
+-- This first part is the whole of an uncontended release: a "+" would mean that somebody waits.
 local id = ARGV[1]
 local value = redis.call('GET', KEYS[1])
-if value and string.sub(value, 1, 66) == id and redis.call('EXISTS', KEYS[2]) == 0 then
+if value and string.sub(value, 1, 67) == '-' .. id then
 	redis.call('DEL', KEYS[1])
 	return 0
 end

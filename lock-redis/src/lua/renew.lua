@@ -17,7 +17,7 @@ for i, key in ipairs(KEYS) do
 	elseif type(value) == 'table' then
 		answers[i] = value.err
 	else
-		local holder, holds = string.match(value, '^(%x+)\n([%x,]+)\n%d+\n%d+\n')
+		local holder, holds = string.match(value, '^[-+](%x+)\n([%x,]+)\n%d+\n%d+\n')
 		if holder and holder ~= owner then
 			answers[i] = 2
 		elseif holder and string.find(',' .. holds .. ',', ',' .. hold .. ',', 1, true) then
