@@ -62,17 +62,19 @@ end
 
 -- Lets the owner's other claims in the queue know that they may enter.
 local function tell_owner()
-	if redis.call('HGET', WAITERS, 'owner:' .. owner) then
-		local all = redis.call('HGETALL', WAITERS)
-		for i = 1, #all, 2 do
-			if string.sub(all[i + 1], 1, 33) == owner .. '\n' then
-				tell(channel_of(all[i + 1]), all[i])
-			end
+	if redis.call('HDEL', WAITERS, 'many:' .. owner) == 0 then
+		return
+	end
+	local all = redis.call('HGETALL', WAITERS)
+	for i = 1, #all, 2 do
+		if string.sub(all[i + 1], 1, 33) == owner .. '\n' then
+			tell(channel_of(all[i + 1]), all[i])
 		end
 	end
 end
 
-local claim, foreign = read_claim()
+local value = redis.call('GET', CLAIM)
+local claim, foreign = read_claim(value)
 if foreign then
 	return foreign
 end
@@ -96,6 +98,7 @@ end
 local turn = claim and claim.reserved
 if not claim then
 	turn = hand_over(hold)
+	value = turn and turn ~= hold and redis.call('GET', CLAIM)
 end
 if turn == hold or not claim and not turn then
 	local answer = grant(redis.call('GET', KEYS[4]))
@@ -119,32 +122,40 @@ if channel ~= '' then
 		redis.call('SETRANGE', CLAIM, 0, '+')
 	end
 	local since = now
+	local prolong = true
 	if position then
 		since = string.match(redis.call('HGET', WAITERS, hold) or '', '^%x+\n[^\n]*\n(%d+)\n') or now
 	else
 		-- The order is that of the scores, whatever the clock does.
-		local score = tonumber(now)
+		local score = now
 		local tail = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2]
-		if tail and tonumber(tail) >= score then
-			score = tonumber(tail) + 1
+		if tail and tonumber(tail) >= tonumber(now) then
+			score = string.format('%.0f', tonumber(tail) + 1)
 		end
-		redis.call('ZADD', QUEUE, string.format('%.0f', score), hold)
-		position = redis.call('ZCARD', QUEUE) - 1
+		redis.call('ZADD', QUEUE, score, hold)
 		if redis.call('HSETNX', WAITERS, 'owner:' .. owner, hold) == 0 then
-			redis.call('HSET', WAITERS, 'owner:' .. owner, 'many')
+			redis.call('HSET', WAITERS, 'many:' .. owner, '')
 		end
+		-- Those who come to a long queue do so often enough that some of them will do.
+		prolong = not tail or string.sub(now, -2) == '00'
 	end
 	redis.call('HSET', WAITERS, hold, owner .. '\n' .. channel .. '\n' .. since .. '\n' .. asker)
-	redis.call('PEXPIRE', QUEUE, RETENTION)
-	redis.call('PEXPIRE', WAITERS, RETENTION)
+	if prolong then
+		redis.call('PEXPIRE', QUEUE, RETENTION)
+		redis.call('PEXPIRE', WAITERS, RETENTION)
+	end
 end
 
 local ahead = turn and 1 or 0
+local queued = redis.call('ZCARD', QUEUE)
+if channel ~= '' and not position then
+	position = queued - 1
+end
 return {
 	0,
-	redis.call('GET', CLAIM) or '',
+	value or '',
 	redis.call('PTTL', CLAIM),
 	position and position + 1 + ahead or 0,
-	redis.call('ZCARD', QUEUE) + ahead,
+	queued + ahead,
 	now,
 }

@@ -7,7 +7,7 @@
 --   1           a grant was ended
 --   0           nobody holds the lock, or under another token
 --   DISTLOCK …  the claim is not ours
-local claim, foreign = read_claim()
+local claim, foreign = read_claim(redis.call('GET', CLAIM))
 if foreign then
 	return foreign
 end

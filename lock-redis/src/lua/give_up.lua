@@ -1,6 +1,6 @@
 -- The second part of release.lua: several holds, waiters, and claims that are not held.
 local owner, hold = string.sub(id, 1, 32), string.sub(id, 34, 65)
-local claim, foreign = read_claim()
+local claim, foreign = read_claim(value)
 if foreign then
 	return foreign
 end

@@ -3,9 +3,8 @@ local CLAIM, QUEUE, WAITERS = KEYS[1], KEYS[2], KEYS[3]
 
 local FOREIGN = 'DISTLOCK the key holds a value that is not a lock'
 
--- The claim as a table; nil when the lock is free, and an error reply when it is not ours.
-local function read_claim()
-	local value = redis.call('GET', CLAIM)
+-- What a claim says, as a table; nil when there is none, and an error reply when it is not ours.
+local function read_claim(value)
 	if not value then
 		return nil
 	end
@@ -31,12 +30,7 @@ end
 
 -- Drops what is remembered of a waiter that has left the queue.
 local function forget(hold, owner)
-	local mark = 'owner:' .. owner
-	if redis.call('HGET', WAITERS, mark) == hold then
-		redis.call('HDEL', WAITERS, hold, mark)
-	else
-		redis.call('HDEL', WAITERS, hold)
-	end
+	redis.call('HDEL', WAITERS, hold, 'owner:' .. owner)
 end
 
 local function channel_of(entry)
