@@ -54,7 +54,7 @@ async fn b01_no_renewal_outlives_its_guard() {
     server.command(&["CONFIG", "RESETSTAT"]);
     sleep(ms(3000)).await;
     assert_eq!(scripts(&server), 0);
-    client.try_acquire("l").await.unwrap();
+    drop(client.try_acquire("l").await.unwrap());
 }
 
 /// B02, A10: after an outage longer than the ttl the guard is lost in time, and the next one is
@@ -410,7 +410,7 @@ fn a20_a_runtime_that_ends_leaves_nothing_for_long() {
         });
         queued(&**client.store(), "l", 1).await;
         guard.release().await.unwrap();
-        waiting.await.unwrap().unwrap();
+        drop(waiting.await.unwrap().unwrap());
     });
 }
 
@@ -449,7 +449,7 @@ async fn b44_re_entry_follows_the_owner() {
     assert!(second.is_held());
     assert!(two.try_acquire("l").await.is_err());
     second.release().await.unwrap();
-    one.try_acquire("l").await.unwrap();
+    drop(one.try_acquire("l").await.unwrap());
 }
 
 /// B47, A9: one failed renewal is retried in the time that is left; a definite answer ends it.
@@ -489,7 +489,7 @@ async fn b77_max_hold_ends_a_stuck_holder() {
         timeout(PATIENCE, guard.lost()).await.unwrap(),
         LostReason::MaxHold
     );
-    client.lock("l").wait(PATIENCE).acquire().await.unwrap();
+    drop(client.lock("l").wait(PATIENCE).acquire().await.unwrap());
 }
 
 /// B91, A17: the local deadline is never later than the end of the lease in the server.
