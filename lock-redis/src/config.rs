@@ -150,6 +150,11 @@ impl RedisLockBuilder {
     /// May be dropped at any time.
     pub async fn connect(self) -> Result<RedisLock> {
         self.options.check()?;
+        #[cfg(feature = "tls")]
+        if rustls::crypto::CryptoProvider::get_default().is_none() {
+            // An application that has a choice of its own has made it by now, or makes it first.
+            let _ = rustls::crypto::ring::default_provider().install_default();
+        }
         let server = Server::new(self.client, self.options.operation_timeout);
         RedisLock::open(server, self.options)
             .await

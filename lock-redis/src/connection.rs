@@ -146,10 +146,14 @@ impl Server {
     ) -> Result<T, StoreError> {
         match timeout(self.operation_timeout, attempt).await {
             Ok(Ok(reached)) => Ok(reached),
-            Ok(Err(why)) if why.is_io_error() => Err(StoreError::transient(format!(
-                "cannot reach redis at {}: {why}",
-                self.address()
-            ))),
+            Ok(Err(why)) if why.is_io_error() => {
+                let text = format!("cannot reach redis at {}: {why}", self.address());
+                // A certificate that is not trusted stays so; TLS has no error kind for it.
+                Err(match text.contains("certificate") {
+                    true => StoreError::permanent(text),
+                    false => StoreError::transient(text),
+                })
+            }
             Ok(Err(why)) => Err(store_error(&why)),
             Err(_) => Err(self.no_answer()),
         }
@@ -208,6 +212,11 @@ impl Connection {
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
         *self.current.lock() = None;
+    }
+
+    /// Makes sure that the server can be reached.
+    pub(crate) async fn ready(&self) -> Result<(), StoreError> {
+        self.open().await.map(drop)
     }
 
     /// Runs a script; `fill` adds its keys and arguments, and is called once more when the

@@ -11,6 +11,7 @@ use crate::{connection::Connection, record::text};
 ///
 /// When the server cannot be reached, refuses the user, or is too old.
 pub(crate) async fn examine(connection: &Connection) -> Result<Capabilities, StoreError> {
+    connection.ready().await?;
     let info = answer(connection, &["INFO"]).await?;
     let save = answer(connection, &["CONFIG", "GET", "save"]).await?;
     let fsync = answer(connection, &["CONFIG", "GET", "appendfsync"]).await?;

@@ -412,6 +412,73 @@ async fn servers_are_reached_in_every_way() {
     }
 }
 
+/// TLS with an authority of one's own; without it the server is not trusted.
+#[tokio::test]
+async fn servers_are_reached_over_tls() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
+    let (key, certificate) = (file("key.pem"), file("cert.pem"));
+    let made = std::process::Command::new("openssl")
+        .args([
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-nodes",
+        ])
+        .args([
+            "-subj",
+            "/CN=redis",
+            "-addext",
+            "subjectAltName=IP:127.0.0.1",
+            "-addext",
+            "basicConstraints=critical,CA:FALSE",
+            "-days",
+            "2",
+        ])
+        .args(["-keyout", &key, "-out", &certificate])
+        .output()
+        .expect("openssl");
+    assert!(made.status.success(), "{made:?}");
+    let port = integration_tests::servers::free_port().to_string();
+    let server = RedisServer::with(&[
+        "--tls-port",
+        &port,
+        "--tls-cert-file",
+        &certificate,
+        "--tls-key-file",
+        &key,
+        "--tls-ca-cert-file",
+        &certificate,
+        "--tls-auth-clients",
+        "no",
+    ]);
+    let url = format!("rediss://127.0.0.1:{port}");
+    let why = RedisLock::connect(&url).await.unwrap_err();
+    assert!(why.to_string().contains("certificate"), "{why}");
+    assert!(!why.is_retryable());
+    let store = RedisLock::builder(&url)
+        .unwrap()
+        .tls(lock_redis::redis::TlsCertificates {
+            client_tls: None,
+            root_cert: Some(std::fs::read(&certificate).unwrap()),
+        })
+        .unwrap()
+        .connect()
+        .await
+        .unwrap();
+    let held = claim("l");
+    granted(&store, &held).await;
+    busy(&store, &queuing("l")).await; // the subscription goes over TLS, too
+    assert_eq!(
+        server.command(&["PUBSUB", "CHANNELS", "*"]).lines().count(),
+        1
+    );
+    store.release(&held).await.unwrap();
+}
+
 /// B59: inspect and list change nothing: no key is made, no time to live is touched.
 #[tokio::test]
 async fn b59_looking_changes_nothing() {
