@@ -1,8 +1,8 @@
 //! Driving a `lock-taker` process.
 
 use std::{
+    ffi::OsStr,
     io::{BufRead, BufReader, Write},
-    path::Path,
     process::{ChildStdin, ChildStdout, Command, Stdio},
 };
 
@@ -18,15 +18,15 @@ pub struct Taker {
 }
 
 impl Taker {
-    /// Starts `program` on the locks in `file`.
+    /// Starts `program` on the locks in `store`, as it takes its argument.
     ///
     /// # Panics
     ///
     /// When it cannot be started.
-    pub fn start(program: &str, file: &Path) -> Self {
+    pub fn start(program: &str, store: impl AsRef<OsStr>) -> Self {
         let mut process = Process::start(
             Command::new(program)
-                .arg(file)
+                .arg(store)
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped()),
         );

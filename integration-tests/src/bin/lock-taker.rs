@@ -2,7 +2,7 @@
 //! with one line.
 //!
 //! ```text
-//! lock-taker FILE                the SQLite file of the locks
+//! lock-taker STORE               a redis:// URL, or the SQLite file of the locks
 //!   acquire KEY TTL_MS WAIT_MS   → granted TOKEN | ERROR
 //!   is_held                      → true | false
 //!   release                      → released | ERROR
@@ -17,19 +17,27 @@ use std::{
 };
 
 use futures_util::FutureExt;
-use lock_core::{Error, LockClient, LockGuard};
+use lock_core::{DistributedLock, Error, LockClient, LockGuard};
+use lock_redis::RedisLock;
 use lock_sqlite::SqliteLock;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> io::Result<()> {
-    let file = env::args().nth(1).unwrap_or_default();
-    let store = SqliteLock::open(&file).await.map_err(io::Error::other)?;
-    let client = LockClient::new(Arc::new(store));
+    let store = env::args().nth(1).unwrap_or_default();
+    let client = LockClient::new(open(&store).await?);
     let mut guard = None;
     for line in io::stdin().lines() {
         println!("{}", obey(&line?, &client, &mut guard).await);
     }
     Ok(())
+}
+
+async fn open(store: &str) -> io::Result<Arc<dyn DistributedLock>> {
+    Ok(if store.starts_with("redis://") {
+        Arc::new(RedisLock::connect(store).await.map_err(io::Error::other)?)
+    } else {
+        Arc::new(SqliteLock::open(store).await.map_err(io::Error::other)?)
+    })
 }
 
 async fn obey(line: &str, client: &LockClient, guard: &mut Option<LockGuard>) -> String {

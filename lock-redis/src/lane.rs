@@ -1,0 +1,220 @@
+//! Sending attempts and releases, together when many come at the same time.
+//!
+//! A request that finds few others under way goes out at once, by itself. One that finds more
+//! waits for the next of them to return, and leaves with all that have gathered by then, in one
+//! script. So a lone caller pays nothing, and a busy process sends fewer and larger commands.
+
+use std::sync::Arc;
+
+use lock_core::{LockKey, StoreError, StoreErrorKind};
+use parking_lot::Mutex;
+use redis::{Cmd, Value};
+use tokio::{runtime::Handle, sync::oneshot, time::timeout};
+
+use crate::{
+    connection::Connection,
+    record::{Part, add_keys},
+    scripts::Scripts,
+};
+
+/// How many commands are under way before requests gather.
+const UNDER_WAY: usize = 4;
+/// How many requests go into one script at most: it keeps the server from everything else.
+const LARGEST: usize = 64;
+
+/// The way to the server for the verbs that applications wait for.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    pub(crate) connection: Connection,
+    pub(crate) scripts: Arc<Scripts>,
+    pub(crate) prefix: String,
+    /// Whether requests about different locks may share a script; not in a cluster.
+    pub(crate) together: bool,
+    traffic: Mutex<Traffic>,
+}
+
+#[derive(Debug, Default)]
+struct Traffic {
+    under_way: usize,
+    gathered: Vec<Gathered>,
+}
+
+/// One attempt or release.
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    pub(crate) key: LockKey,
+    /// `OWNER\nHOLD\n`
+    pub(crate) id: String,
+    /// `None` for a release.
+    pub(crate) attempt: Option<Wanted>,
+}
+
+/// What an attempt asks for.
+#[derive(Clone, Debug)]
+pub(crate) struct Wanted {
+    pub(crate) ttl: u64,
+    pub(crate) asker: String,
+}
+
+#[derive(Debug)]
+struct Gathered {
+    request: Request,
+    answer: oneshot::Sender<Outcome>,
+}
+
+#[derive(Debug)]
+enum Outcome {
+    Answered(Value),
+    /// Not simple enough for a batch.
+    SendAlone,
+    Failed(StoreErrorKind, String),
+}
+
+impl Lane {
+    pub(crate) fn new(
+        connection: Connection,
+        scripts: Arc<Scripts>,
+        prefix: String,
+        together: bool,
+    ) -> Self {
+        Self {
+            connection,
+            scripts,
+            prefix,
+            together,
+            traffic: Mutex::default(),
+        }
+    }
+
+    /// Sends a request; the answer is that of acquire.lua or release.lua.
+    pub(crate) async fn send(
+        self: &Arc<Self>,
+        request: Request,
+        channel: &str,
+    ) -> Result<Value, StoreError> {
+        if !self.together {
+            return self.send_alone(&request, channel).await;
+        }
+        let (request, outcome) = match self.enter(request) {
+            Ok((request, _place)) => return self.send_alone(&request, channel).await,
+            Err(gathered) => gathered,
+        };
+        let limit = self.connection.server().operation_timeout();
+        match timeout(limit, outcome).await {
+            Ok(Ok(Outcome::Answered(value))) => Ok(value),
+            Ok(Ok(Outcome::Failed(kind, why))) => Err(StoreError::new(kind, why)),
+            // Whoever was to send it may have gone, with its runtime for example.
+            Ok(Ok(Outcome::SendAlone) | Err(_)) => self.send_alone(&request, channel).await,
+            Err(_) => Err(self.connection.server().no_answer()),
+        }
+    }
+
+    /// A place among the commands under way, or one in the gathering.
+    #[allow(clippy::type_complexity)]
+    fn enter(
+        self: &Arc<Self>,
+        request: Request,
+    ) -> Result<(Request, Place), (Request, oneshot::Receiver<Outcome>)> {
+        let mut traffic = self.traffic.lock();
+        if traffic.under_way < UNDER_WAY {
+            traffic.under_way += 1;
+            return Ok((request, Place(self.clone())));
+        }
+        let (answer, outcome) = oneshot::channel();
+        traffic.gathered.push(Gathered {
+            request: request.clone(),
+            answer,
+        });
+        Err((request, outcome))
+    }
+
+    async fn send_alone(&self, request: &Request, channel: &str) -> Result<Value, StoreError> {
+        let (script, parts): (_, &[Part]) = match request.attempt {
+            Some(_) => (&self.scripts.acquire, &Part::ALL),
+            None => (&self.scripts.release, &Part::STATE),
+        };
+        let sent = self.connection.run(script, |command| {
+            self.keys(command, &request.key, parts);
+            command.arg(&request.id);
+            if let Some(wanted) = &request.attempt {
+                command.arg(wanted.ttl).arg(&wanted.asker).arg(channel);
+            }
+        });
+        sent.await
+    }
+
+    /// Adds the names of a lock's keys, and how many they are.
+    pub(crate) fn keys(&self, command: &mut Cmd, key: &LockKey, parts: &[Part]) {
+        command.arg(parts.len());
+        add_keys(command, &self.prefix, key, parts);
+    }
+
+    async fn send_together(&self, mut batch: Vec<Gathered>) {
+        batch.retain(|gathered| !gathered.answer.is_closed());
+        if batch.is_empty() {
+            return;
+        }
+        let parts = [Part::Claim, Part::Token];
+        let sent = self.connection.run(&self.scripts.batch, |command| {
+            command.arg(batch.len() * parts.len());
+            for Gathered { request, .. } in &batch {
+                add_keys(command, &self.prefix, &request.key, &parts);
+            }
+            for Gathered { request, .. } in &batch {
+                command.arg(&request.id);
+                match &request.attempt {
+                    Some(wanted) => command.arg(wanted.ttl).arg(&wanted.asker),
+                    None => command.arg("").arg(""),
+                };
+            }
+        });
+        match sent.await {
+            Ok(Value::Array(answers)) if answers.len() == batch.len() => {
+                for (gathered, answer) in batch.into_iter().zip(answers) {
+                    // Nobody may be there any more.
+                    let _ = gathered.answer.send(match answer {
+                        Value::Int(1) => Outcome::Answered(Value::Int(0)),
+                        Value::Int(_) => Outcome::SendAlone,
+                        token => Outcome::Answered(token),
+                    });
+                }
+            }
+            Err(why) if why.is_transient() => {
+                for gathered in batch {
+                    let failed = Outcome::Failed(why.kind(), why.to_string());
+                    let _ = gathered.answer.send(failed);
+                }
+            }
+            // One of them may be at fault, and not the others.
+            _ => {
+                for gathered in batch {
+                    let _ = gathered.answer.send(Outcome::SendAlone);
+                }
+            }
+        }
+    }
+}
+
+/// The place of a command under way. When it is given up, the next batch takes it over.
+struct Place(Arc<Lane>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut traffic = self.0.traffic.lock();
+        let size = traffic.gathered.len().min(LARGEST);
+        if size > 0
+            && let Ok(runtime) = Handle::try_current()
+        {
+            let batch = traffic.gathered.drain(..size).collect();
+            drop(traffic);
+            let place = Self(self.0.clone());
+            runtime.spawn(async move {
+                place.0.send_together(batch).await;
+            });
+        } else {
+            traffic.under_way -= 1;
+            // Without a runtime here, they find out and go by themselves.
+            traffic.gathered.clear();
+        }
+    }
+}

@@ -1,0 +1,383 @@
+//! The store: each verb as one script.
+
+use std::{collections::HashSet, fmt, sync::Arc};
+
+use async_trait::async_trait;
+use futures_util::future::{join_all, try_join_all};
+use lock_core::{
+    Attempt, Busy, Capabilities, Claim, DistributedLock, FencingToken, Grant, HoldId, LockInfo,
+    LockKey, LockPage, Page, Release, Renewal, Result, StoreError, Ttl,
+};
+use redis::{Client, Value};
+
+use crate::{
+    config::{Options, RedisLockBuilder},
+    connection::{Connection, Server},
+    error::{reply_error, strange},
+    health,
+    lane::{Lane, Request, Wanted},
+    record::{self, Part, add_keys, int, text},
+    scripts::Scripts,
+    wakeup::Wakeup,
+};
+
+/// Locks in Redis or Valkey; see the [crate's page](crate).
+///
+/// It has to be used on a tokio runtime with its timer and network enabled. Connections are made
+/// on the runtime that first needs them, and anew when that runtime is gone.
+pub struct RedisLock {
+    lane: Arc<Lane>,
+    wakeup: Wakeup,
+    options: Arc<Options>,
+    capabilities: Arc<Capabilities>,
+}
+
+impl fmt::Debug for RedisLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisLock")
+            .field("server", self.lane.connection.server())
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}
+
+impl RedisLock {
+    /// Connects to the server of a URL with the default options.
+    ///
+    /// * `redis://[user][:password@]host[:port][/database]`, also as `valkey://`
+    /// * `rediss://…` or `valkeys://…` for TLS, with the feature `tls`
+    /// * `unix:///path/to/socket[?db=1&user=…&pass=…]`
+    ///
+    /// # Errors
+    ///
+    /// As [`RedisLock::builder`] and [`RedisLockBuilder::connect`].
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any time.
+    pub async fn connect(url: &str) -> Result<Self> {
+        Self::builder(url)?.connect().await
+    }
+
+    /// Options for the server of a URL, as [`RedisLock::connect`] takes it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidConfig`](lock_core::Error::InvalidConfig) when the URL cannot be used.
+    pub fn builder(url: &str) -> Result<RedisLockBuilder> {
+        RedisLockBuilder::from_url(url)
+    }
+
+    /// Options for the server of an existing client: its address, user and TCP and TLS settings.
+    ///
+    /// The store opens its own connections: wake-ups and the watchdog's renewals must not queue
+    /// behind an application's commands.
+    pub fn builder_with(client: Client) -> RedisLockBuilder {
+        RedisLockBuilder::with_client(client)
+    }
+
+    pub(crate) async fn open(server: Server, options: Options) -> Result<Self, StoreError> {
+        let connection = Connection::new(server);
+        let capabilities = health::examine(&connection).await?;
+        for warning in &capabilities.warnings {
+            tracing::warn!(server = ?connection.server(), "{warning}");
+        }
+        let together = !capabilities
+            .warnings
+            .iter()
+            .any(|warning| warning.contains("cluster"));
+        let scripts = Arc::new(Scripts::new(options.claim_window, options.token_retention));
+        let lane = Lane::new(connection, scripts, options.prefix.clone(), together);
+        Ok(Self::assemble(
+            lane,
+            Arc::new(options),
+            Arc::new(capabilities),
+        ))
+    }
+
+    fn assemble(lane: Lane, options: Arc<Options>, capabilities: Arc<Capabilities>) -> Self {
+        let server = lane.connection.server();
+        // Publishing ignores databases, so the channel's name carries ours.
+        let channel = format!(
+            "{}:wake:{}:{}",
+            options.prefix,
+            server.database(),
+            HoldId::random()
+        );
+        let wakeup = Wakeup::new(server.clone(), channel, options.claim_window);
+        Self {
+            lane: Arc::new(lane),
+            wakeup,
+            options,
+            capabilities,
+        }
+    }
+
+    fn granted(&self, ttl: Ttl) -> Ttl {
+        ttl.max(self.capabilities.min_ttl)
+    }
+
+    /// One attempt; a channel makes the claim queue.
+    async fn attempt(&self, claim: &Claim, channel: &str) -> Result<Attempt, StoreError> {
+        let ttl = self.granted(claim.ttl);
+        let request = Request {
+            key: claim.key.clone(),
+            id: id(claim),
+            attempt: Some(Wanted {
+                ttl: ttl.as_millis(),
+                asker: record::asker(&claim.asker),
+            }),
+        };
+        let reply = self.lane.send(request, channel).await?;
+        read_attempt(&reply, ttl).ok_or_else(|| strange(&reply))
+    }
+
+    /// Renews claims that one server has; the answers are in their order.
+    async fn renew_batch(&self, claims: &[Claim]) -> Vec<Result<Renewal, StoreError>> {
+        let renewed = self
+            .lane
+            .connection
+            .run(&self.lane.scripts.renew, |command| {
+                command.arg(claims.len());
+                for claim in claims {
+                    add_keys(command, &self.options.prefix, &claim.key, &[Part::Claim]);
+                }
+                for claim in claims {
+                    command
+                        .arg(claim.owner.to_string())
+                        .arg(claim.hold.to_string())
+                        .arg(self.granted(claim.ttl).as_millis());
+                }
+            });
+        let again = |why: &StoreError| StoreError::new(why.kind(), why.to_string());
+        match renewed.await {
+            Ok(Value::Array(answers)) if answers.len() == claims.len() => answers
+                .iter()
+                .zip(claims)
+                .map(|(answer, claim)| read_renewal(answer, self.granted(claim.ttl)))
+                .collect(),
+            Ok(reply) => claims.iter().map(|_| Err(strange(&reply))).collect(),
+            Err(why) => claims.iter().map(|_| Err(again(&why))).collect(),
+        }
+    }
+
+    /// The reply of inspect.lua.
+    async fn look(&self, key: &LockKey) -> Result<Value, StoreError> {
+        let inspect = self
+            .lane
+            .connection
+            .run(&self.lane.scripts.inspect, |command| {
+                self.lane.keys(command, key, &Part::STATE);
+            });
+        inspect.await
+    }
+
+    async fn scan(
+        &self,
+        cursor: &str,
+        pattern: &str,
+        count: usize,
+    ) -> Result<(String, Vec<Value>), StoreError> {
+        let mut command = redis::cmd("SCAN");
+        command
+            .arg(cursor)
+            .arg("MATCH")
+            .arg(pattern)
+            .arg("COUNT")
+            .arg(count);
+        let reply = self.lane.connection.call(&command).await?;
+        match reply {
+            Value::Array(mut parts) if parts.len() == 2 => {
+                let (names, next) = (parts.pop(), parts.pop());
+                match (next.as_ref().and_then(text), names) {
+                    (Some(next), Some(Value::Array(names))) => Ok((next.to_owned(), names)),
+                    _ => Err(strange(&Value::Nil)),
+                }
+            }
+            reply => Err(strange(&reply)),
+        }
+    }
+}
+
+#[async_trait]
+impl DistributedLock for RedisLock {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::clone(&self.capabilities)
+    }
+
+    async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, StoreError> {
+        if !claim.queue {
+            return self.attempt(claim, "").await;
+        }
+        let mut open = self.wakeup.open();
+        if open.is_none() {
+            // Nobody of this store waits yet. Most locks are free, so look before listening; a
+            // place in the queue is only taken by who can be told.
+            match self.attempt(claim, "").await? {
+                Attempt::Granted(grant) => return Ok(Attempt::Granted(grant)),
+                Attempt::Busy(_) => open = self.wakeup.listen().await,
+            }
+        }
+        let channel = match open {
+            Some(_) => self.wakeup.channel(),
+            None => "-",
+        };
+        let answer = self.attempt(claim, channel).await?;
+        if matches!(answer, Attempt::Busy(_)) {
+            self.wakeup.queued(claim.hold, open);
+        }
+        Ok(answer)
+    }
+
+    async fn renew(&self, claim: &Claim) -> Result<Renewal, StoreError> {
+        let mut answers = self.renew_batch(std::slice::from_ref(claim)).await;
+        answers.pop().unwrap_or_else(|| Err(strange(&Value::Nil)))
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release, StoreError> {
+        let request = Request {
+            key: claim.key.clone(),
+            id: id(claim),
+            attempt: None,
+        };
+        let reply = self.lane.send(request, "").await?;
+        match int(&reply) {
+            Some(-1) => Ok(Release::Withdrawn),
+            Some(-2) => Ok(Release::NotHeld),
+            Some(holds) if holds >= 0 => Ok(Release::Released {
+                holds: holds as u32,
+            }),
+            _ => Err(strange(&reply)),
+        }
+    }
+
+    async fn wait(&self, claim: &Claim, busy: &Busy) {
+        self.wakeup.wait(claim.hold, busy).await;
+    }
+
+    async fn renew_all(&self, claims: &[Claim]) -> Vec<Result<Renewal, StoreError>> {
+        // A script may keep the server busy for some milliseconds, and keys of several slots do
+        // not go into one script.
+        let size = if self.lane.together { 500 } else { 1 };
+        let batches = claims.chunks(size).map(|batch| self.renew_batch(batch));
+        let answers = join_all(batches).await;
+        answers.into_iter().flatten().collect()
+    }
+
+    async fn inspect(&self, key: &LockKey) -> Result<Option<LockInfo>, StoreError> {
+        let reply = self.look(key).await?;
+        record::info(key, &reply)
+    }
+
+    async fn list(&self, prefix: &str, page: Page) -> Result<LockPage, StoreError> {
+        const ROUNDS: usize = 20;
+        let pattern = record::pattern(&self.options.prefix, prefix);
+        let limit = page.limit.max(1);
+        let mut cursor = page.cursor.unwrap_or_else(|| "0".to_owned());
+        let mut seen = HashSet::new();
+        let mut locks = Vec::new();
+        for _ in 0..ROUNDS {
+            let (next, names) = self.scan(&cursor, &pattern, limit.clamp(10, 1000)).await?;
+            cursor = next;
+            let found = names.iter().filter_map(|name| match name {
+                Value::BulkString(name) => record::lock_of(&self.options.prefix, name),
+                _ => None,
+            });
+            let fresh: Vec<_> = found.filter(|found| seen.insert(found.clone())).collect();
+            let looks = fresh.iter().map(|(key, part)| async move {
+                let reply = self.look(key).await?;
+                // A lock that has a claim is found by it, maybe on another page.
+                match part {
+                    Part::Queue if record::has_claim(&reply) => Ok(None),
+                    _ => record::info(key, &reply),
+                }
+            });
+            locks.extend(try_join_all(looks).await?.into_iter().flatten());
+            if cursor == "0" || locks.len() >= limit {
+                break;
+            }
+        }
+        Ok(LockPage {
+            locks,
+            next: (cursor != "0").then_some(cursor),
+        })
+    }
+
+    async fn force_release(
+        &self,
+        key: &LockKey,
+        token: Option<FencingToken>,
+    ) -> Result<bool, StoreError> {
+        let token = token.map(|token| token.to_string()).unwrap_or_default();
+        let lane = &self.lane;
+        let ended = lane.connection.run(&lane.scripts.force_release, |command| {
+            lane.keys(command, key, &Part::STATE);
+            command.arg(&token);
+        });
+        let reply = ended.await?;
+        match int(&reply) {
+            Some(ended) => Ok(ended == 1),
+            None => Err(strange(&reply)),
+        }
+    }
+
+    async fn dedicated(&self) -> Result<Arc<dyn DistributedLock>, StoreError> {
+        if self.lane.connection.is_closed() {
+            return Err(StoreError::closed());
+        }
+        // It connects when it is first used: on the runtime that uses it.
+        let lane = Lane::new(
+            self.lane.connection.another(),
+            self.lane.scripts.clone(),
+            self.options.prefix.clone(),
+            self.lane.together,
+        );
+        let (options, capabilities) = (self.options.clone(), self.capabilities.clone());
+        Ok(Arc::new(Self::assemble(lane, options, capabilities)))
+    }
+
+    async fn close(&self) -> Result<(), StoreError> {
+        self.lane.connection.close();
+        self.wakeup.close();
+        Ok(())
+    }
+}
+
+/// How scripts know a hold.
+fn id(claim: &Claim) -> String {
+    format!("{}\n{}\n", claim.owner, claim.hold)
+}
+
+fn read_attempt(reply: &Value, ttl: Ttl) -> Option<Attempt> {
+    let parts = match reply {
+        Value::Array(parts) => parts,
+        token => {
+            return Some(Attempt::Granted(Grant {
+                token: text(token)?.parse().ok()?,
+                ttl,
+                holds: 1,
+            }));
+        }
+    };
+    match parts.as_slice() {
+        [Value::Int(1), token, holds] => Some(Attempt::Granted(Grant {
+            token: text(token)?.parse().ok()?,
+            ttl,
+            holds: u32::try_from(int(holds)?).ok()?,
+        })),
+        [Value::Int(0), parts @ ..] => record::busy(parts).map(Attempt::Busy),
+        _ => None,
+    }
+}
+
+fn read_renewal(answer: &Value, ttl: Ttl) -> Result<Renewal, StoreError> {
+    match answer {
+        Value::Int(1) => Ok(Renewal::Renewed { ttl }),
+        Value::Int(0) => Ok(Renewal::Gone { taken_over: false }),
+        Value::Int(2) => Ok(Renewal::Gone { taken_over: true }),
+        other => match text(other) {
+            Some(why) => Err(reply_error(why)),
+            None => Err(strange(other)),
+        },
+    }
+}
