@@ -34,6 +34,10 @@ pub async fn open(url: &str) -> Result<Arc<dyn DistributedLock>> {
     let scheme = url.split_once(':').map(|(scheme, _)| scheme);
     match scheme.unwrap_or_default().to_ascii_lowercase().as_str() {
         "memory" => memory(url),
+        #[cfg(feature = "redis")]
+        "redis" | "rediss" | "valkey" | "valkeys" | "unix" => {
+            lock_redis::RedisLock::connect(url).await.map(share)
+        }
         #[cfg(feature = "sqlite")]
         "sqlite" => {
             let store = lock_sqlite::SqliteLockBuilder::from_url(url).map_err(bad_url)?;
@@ -72,12 +76,14 @@ fn unusable(source: crate::StoreError) -> Error {
 }
 
 /// Every scheme, and the feature that brings it.
-const SCHEMES: [(&str, &str); 9] = [
+const SCHEMES: [(&str, &str); 11] = [
     ("memory", ""),
     ("sqlite", "sqlite"),
     ("redis", "redis"),
     ("rediss", "redis"),
-    ("redis+unix", "redis"),
+    ("valkey", "redis"),
+    ("valkeys", "redis"),
+    ("unix", "redis"),
     ("postgres", "postgres"),
     ("postgresql", "postgres"),
     ("etcd", "etcd"),

@@ -7,7 +7,7 @@
 //! | --- | --- |
 //! | `memory:` | always there |
 //! | `sqlite:`, `sqlite:///path` | `sqlite` |
-//! | `redis://`, `rediss://`, `redis+unix://` | `redis` |
+//! | `redis://`, `valkey://`, `unix://`; `rediss://`, `valkeys://` for TLS | `redis`, and `tls` |
 //! | `postgres://`, `postgresql://` | `postgres` |
 //! | `etcd://`, `etcds://` | `etcd` |
 //!
@@ -26,6 +26,9 @@ mod connect;
 pub use connect::{connect, open};
 pub use lock_core::*;
 
+#[cfg(feature = "redis")]
+#[doc(inline)]
+pub use lock_redis as redis;
 #[cfg(feature = "sqlite")]
 #[doc(inline)]
 pub use lock_sqlite as sqlite;

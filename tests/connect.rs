@@ -36,9 +36,9 @@ async fn sqlite_is_shared_through_its_file() {
 async fn a_store_that_is_not_compiled_in_names_its_feature() {
     let stores = [
         ("sqlite:", "sqlite", cfg!(feature = "sqlite")),
-        ("redis://h", "redis", false),
-        ("REDISS://h", "redis", false),
-        ("redis+unix:///s", "redis", false),
+        ("redis://h", "redis", cfg!(feature = "redis")),
+        ("REDISS://h", "redis", cfg!(feature = "redis")),
+        ("unix:///s", "redis", cfg!(feature = "redis")),
         ("postgres://h/d", "postgres", false),
         ("postgresql://h/d", "postgres", false),
         ("etcd://h", "etcd", false),
@@ -79,6 +79,22 @@ async fn an_unknown_scheme_lists_the_known_ones() {
             assert!(error.to_string().contains(scheme), "{url}: {error}");
         }
     }
+}
+
+/// B112, B14: a server that is not there is an error of the store, which may pass, and names it.
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn a_redis_that_is_not_there_is_named() {
+    let error = connect("redis://:geheim@127.0.0.1:1/0").await.unwrap_err();
+    assert!(error.is_retryable(), "{error}");
+    let text = format!("{error} {error:?}");
+    assert!(
+        text.contains("127.0.0.1:1") && !text.contains("geheim"),
+        "{text}"
+    );
+    let error = connect("redis://:geheim@127.0.0.1:1/x").await.unwrap_err();
+    assert!(matches!(error, Error::InvalidConfig { .. }), "{error}");
+    assert!(!format!("{error} {error:?}").contains("geheim"));
 }
 
 #[tokio::test]
