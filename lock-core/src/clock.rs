@@ -150,8 +150,7 @@ impl Clock for ManualClock {
     fn sleep_until(&self, at: Moment) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             loop {
-                let mut moved = std::pin::pin!(self.0.moved.notified());
-                moved.as_mut().enable();
+                let moved = self.0.moved.notified();
                 if self.now() >= at {
                     return;
                 }

@@ -218,7 +218,9 @@ impl StoreError {
 impl fmt::Debug for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = f.debug_struct("StoreError");
-        debug.field("kind", &self.kind).field("message", &self.message);
+        debug
+            .field("kind", &self.kind)
+            .field("message", &self.message);
         if let Some(source) = &self.source {
             debug.field("source", source);
         }

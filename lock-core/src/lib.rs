@@ -5,34 +5,50 @@
 //! * The author of a store implements [`DistributedLock`] and runs the `conformance` suite.
 //! * [`MemoryLock`] is the store for tests, and the reference model.
 
+mod acquire;
 mod answer;
 mod capabilities;
 mod claim;
+mod client;
 mod clock;
 mod error;
+mod guard;
+mod handoff;
+mod held;
 mod id;
 mod info;
 mod key;
+mod lease;
 mod lost;
 mod memory;
 mod millis;
+mod owner;
+mod reentry;
 mod store;
 mod token;
 mod ttl;
+mod wait;
+mod watchdog;
 
+pub use acquire::Acquire;
 pub use answer::{Attempt, Busy, Grant, Holder, Release, Renewal};
 pub use capabilities::{Capabilities, Durability, Fairness, TokenSource};
 pub use claim::{Asker, Claim};
+pub use client::{LockClient, LockClientBuilder, ShutdownReport};
 pub use clock::{Clock, ManualClock, Moment, SystemClock};
 pub use error::{Error, RunError, StoreError, StoreErrorKind};
+pub use guard::LockGuard;
+pub use handoff::Handoff;
 pub use id::{HoldId, InvalidId, OwnerId};
 pub use info::{LockInfo, LockPage, Page, Waiter};
 pub use key::{InvalidKey, LockKey};
 pub use lost::LostReason;
 pub use memory::MemoryLock;
+pub use owner::Owner;
 pub use store::DistributedLock;
 pub use token::FencingToken;
 pub use ttl::{InvalidTtl, Ttl};
+pub use wait::Wait;
 
 /// What calls of the client return.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -282,7 +282,9 @@ impl DistributedLock for MemoryLock {
     async fn renew(&self, claim: &Claim) -> Result<Renewal, StoreError> {
         let ttl = claim.ttl.max(self.capabilities().min_ttl);
         let (mut state, now) = self.state()?;
-        let lease = state.lock(&claim.key, now).and_then(|lock| lock.lease.as_mut());
+        let lease = state
+            .lock(&claim.key, now)
+            .and_then(|lock| lock.lease.as_mut());
         let answer = match lease {
             Some(lease) if lease.owner != claim.owner => Renewal::Gone { taken_over: true },
             Some(lease) if lease.holds.contains(&claim.hold) => {
