@@ -72,7 +72,7 @@ END
 $$;
 
 -- A batch of requests: the arrays have one element for each, and so has the answer, in the same
--- order. `force` ends the grant with the token in `ttls`, or any when it is NULL. The caller sorts them by key, so that batches lock rows in one order and cannot deadlock.
+-- order. `beat` says that the process lives and asks whose turn it is; it comes last. `force` ends the grant with the token in `ttls`, or any when it is NULL. The caller sorts them by key, so that batches lock rows in one order and cannot deadlock.
 --
 -- Every decision is taken with the lock's row locked and on a clock read after that. It relies on
 -- READ COMMITTED, where each statement inside sees what was committed before it.
@@ -116,6 +116,32 @@ BEGIN
         r_token := NULL; r_holds := NULL; r_owner := NULL; r_label := NULL; r_host := NULL;
         r_pid := NULL; held_us := NULL; remaining_us := NULL; place := NULL; queued := NULL;
         wake := NULL;
+
+        IF verb = 'beat' THEN
+            -- The process lives. Which of its waiters should look: the first at each lock that
+            -- is free, or all when the process was silent for so long that it may count as dead.
+            SELECT alive > clock_timestamp() - span INTO live
+                FROM public.distlock_process WHERE id = me FOR UPDATE;
+            t := clock_timestamp();
+            INSERT INTO public.distlock_process (id, alive) VALUES (me, t)
+                ON CONFLICT (id) DO UPDATE SET alive = t;
+            SELECT count(*), array_agg(hold) FILTER (WHERE NOT coalesce(live, false) OR looks)
+                INTO queued, wake
+                FROM (
+                    SELECT q.hold,
+                           (k.owner IS NULL OR k.expires <= t)
+                               AND (k.turn IS NULL OR k.turn_until <= t OR k.turn = q.hold)
+                               AND (k.turn = q.hold
+                                    OR row_number() OVER (PARTITION BY q.key ORDER BY q.place) = 1)
+                               AS looks
+                        FROM public.distlock_queue q
+                        JOIN public.distlock_lock k ON k.key = q.key
+                        WHERE q.process = me
+                ) own;
+            answer := 'alive';
+            RETURN NEXT;
+            CONTINUE;
+        END IF;
 
         -- Lock the row; an attempt makes it when it is missing.
         LOOP
