@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeMap,
-    process,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -53,8 +52,8 @@ pub(crate) struct Inner {
     pub(crate) asker: Arc<Asker>,
     pub(crate) watchdog: Watchdog,
     pub(crate) entered: Entered,
-    /// The process that it works in; in a forked child it does nothing.
-    pid: u32,
+    /// Tells a forked child, where it does nothing.
+    fork: forkguard::Guard,
     closed: AtomicBool,
     closing: Notify,
 }
@@ -80,7 +79,7 @@ impl Inner {
 
     /// Whether this is the copy in a child process, which has no watchdog.
     pub(crate) fn is_forked(&self) -> bool {
-        process::id() != self.pid
+        self.fork.clone().detected_fork()
     }
 
     /// Returns when the client is being shut down.
@@ -139,7 +138,7 @@ impl LockClient {
                 options,
                 asker: Arc::new(asker),
                 entered: Entered::default(),
-                pid: process::id(),
+                fork: forkguard::new(),
                 closed: AtomicBool::new(false),
                 closing: Notify::new(),
             }),

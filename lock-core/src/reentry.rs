@@ -8,7 +8,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::sync::{Notify, futures::OwnedNotified};
 
-use crate::{Claim, Error, LockKey, OwnerId, Result, client::Inner, held::Held};
+use crate::{Error, LockKey, Moment, OwnerId, Result, client::Inner, held::Held};
 
 /// The locks that explicit owners hold, or are acquiring, in this process.
 #[derive(Debug, Default)]
@@ -32,9 +32,15 @@ pub(crate) enum Entry {
 }
 
 impl Entered {
-    pub(crate) fn enter(&self, claim: &Claim, inner: &Arc<Inner>) -> Result<Entry> {
+    pub(crate) fn enter(
+        &self,
+        owner: OwnerId,
+        key: &LockKey,
+        inner: &Arc<Inner>,
+        now: Moment,
+    ) -> Result<Entry> {
         let mut slots = self.0.lock();
-        match slots.entry((claim.owner, claim.key.clone())) {
+        match slots.entry((owner, key.clone())) {
             hash_map::Entry::Vacant(vacant) => {
                 let decided = Arc::new(Notify::new());
                 let name = vacant.key().clone();
@@ -49,7 +55,7 @@ impl Entered {
             hash_map::Entry::Occupied(slot) => match slot.get() {
                 Slot::Acquiring(decided) => Ok(Entry::Wait(decided.clone().notified_owned())),
                 Slot::Held(held) => {
-                    enter_again(held, inner)?;
+                    enter_again(held, inner, now)?;
                     Ok(Entry::Entered(held.clone()))
                 }
             },
@@ -75,9 +81,9 @@ impl Entered {
     }
 }
 
-fn enter_again(held: &Held, inner: &Inner) -> Result<()> {
+fn enter_again(held: &Held, inner: &Inner, now: Moment) -> Result<()> {
     let key = &held.claim.key;
-    if let Some(reason) = held.lost(inner.clock.now()) {
+    if let Some(reason) = held.lost(now) {
         return Err(Error::Lost {
             key: key.clone(),
             reason,

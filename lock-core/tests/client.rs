@@ -44,7 +44,13 @@ async fn a_waiter_is_woken() {
 async fn max_hold_ends_the_trust() {
     let store = MemoryLock::new();
     let a = client(&store);
-    let guard = a.lock("k").ttl(200 * MS).max_hold(500 * MS).acquire().await.unwrap();
+    let guard = a
+        .lock("k")
+        .ttl(200 * MS)
+        .max_hold(500 * MS)
+        .acquire()
+        .await
+        .unwrap();
     assert_eq!(guard.lost().await, LostReason::MaxHold);
     drop(guard);
     let b = client(&store);
