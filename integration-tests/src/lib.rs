@@ -1,4 +1,5 @@
 //! What the tests of the stores share: private servers and faults.
 
 pub mod process;
+pub mod proxy;
 pub mod servers;
