@@ -3,3 +3,4 @@
 pub mod process;
 pub mod proxy;
 pub mod servers;
+pub mod taker;

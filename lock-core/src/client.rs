@@ -52,8 +52,6 @@ pub(crate) struct Inner {
     pub(crate) asker: Arc<Asker>,
     pub(crate) watchdog: Watchdog,
     pub(crate) entered: Entered,
-    /// Tells a forked child, where it does nothing.
-    fork: forkguard::Guard,
     closed: AtomicBool,
     closing: Notify,
 }
@@ -79,7 +77,7 @@ impl Inner {
 
     /// Whether this is the copy in a child process, which has no watchdog.
     pub(crate) fn is_forked(&self) -> bool {
-        self.fork.clone().detected_fork()
+        self.watchdog.is_forked()
     }
 
     /// Returns when the client is being shut down.
@@ -138,7 +136,6 @@ impl LockClient {
                 options,
                 asker: Arc::new(asker),
                 entered: Entered::default(),
-                fork: forkguard::new(),
                 closed: AtomicBool::new(false),
                 closing: Notify::new(),
             }),

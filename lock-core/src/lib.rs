@@ -12,6 +12,8 @@ mod claim;
 mod client;
 mod clock;
 mod compete;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 mod error;
 mod guard;
 mod handoff;

@@ -99,7 +99,7 @@ async fn a_deadlock_with_a_foreign_session_is_resolved_d4() {
         // Polled together they go out in one statement.
         let both = tokio::spawn({
             let (store, a, b) = (store.clone(), a.clone(), b.clone());
-            async move { tokio::join!(acquire(&store, &a), acquire(&store, &b)) }
+            async move { tokio::join!(acquire(&*store, &a), acquire(&*store, &b)) }
         });
         tokio::time::sleep(millis(100)).await;
         let _ = foreign.execute(row("a")).await;

@@ -126,7 +126,8 @@ async fn waiting_holds_no_snapshot_b54() {
         .await;
     let guard = clients[0].acquire("k").await.unwrap();
     let mut waiters = JoinSet::new();
-    for client in clients[1..].iter().cloned() {
+    for client in &clients[1..] {
+        let client = client.clone();
         waiters.spawn(async move {
             let guard = client.lock("k").wait(secs(60)).acquire().await.unwrap();
             guard.release().await.unwrap();

@@ -1,6 +1,9 @@
 //! The Postgres store against a private server, directly and through PgBouncer.
 
+#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests as well")]
+
 mod conflicts;
+mod conformance;
 mod connections;
 mod expiry;
 mod faults;

@@ -92,9 +92,9 @@ pub(crate) fn busy(attempt: Attempt) -> Busy {
 
 /// Asks until the answer is yes.
 #[track_caller]
-pub(crate) fn until<F: Future<Output = bool>>(
+pub(crate) fn until(
     limit: Duration,
-    mut done: impl FnMut() -> F,
+    mut done: impl AsyncFnMut() -> bool,
 ) -> impl Future<Output = ()> {
     let place = std::panic::Location::caller();
     async move {

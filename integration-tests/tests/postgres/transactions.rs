@@ -187,7 +187,7 @@ async fn verify_in_stops_a_stale_holder() {
     let client = LockClient::new(store.clone());
     for isolation in ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"] {
         let mut connection = connection(&place).await;
-        let begin = sqlx::AssertSqlSafe(format!("BEGIN ISOLATION LEVEL {isolation}"));
+        let begin = || sqlx::AssertSqlSafe(format!("BEGIN ISOLATION LEVEL {isolation}"));
 
         let guard = client
             .lock("k")
@@ -196,7 +196,7 @@ async fn verify_in_stops_a_stale_holder() {
             .acquire()
             .await
             .unwrap();
-        let mut transaction = connection.begin_with(begin.clone()).await.unwrap();
+        let mut transaction = connection.begin_with(begin()).await.unwrap();
         // A snapshot from before anything that happens to the lock.
         sqlx::query("SELECT 1")
             .execute(&mut *transaction)
@@ -225,7 +225,7 @@ async fn verify_in_stops_a_stale_holder() {
         granted(store.try_acquire(&rival).await.unwrap());
 
         // Now the guard is stale.
-        let mut transaction = connection.begin_with(begin).await.unwrap();
+        let mut transaction = connection.begin_with(begin()).await.unwrap();
         sqlx::query("SELECT 1")
             .execute(&mut *transaction)
             .await

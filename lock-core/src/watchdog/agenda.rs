@@ -47,6 +47,8 @@ pub(crate) struct Withdrawal {
     at: Moment,
     give_up: Moment,
     tries: u32,
+    /// Whether the store has confirmed a release of it.
+    confirmed: bool,
 }
 
 impl Withdrawal {
@@ -59,6 +61,7 @@ impl Withdrawal {
             at: now,
             give_up: give_up.max(now + Duration::from_secs(1)),
             tries: 0,
+            confirmed: false,
         }
     }
 
@@ -72,6 +75,7 @@ impl Withdrawal {
             uncertain: true,
             at: now,
             tries: 0,
+            confirmed: false,
         }
     }
 
@@ -164,9 +168,9 @@ impl Agenda {
         }
     }
 
-    /// Whether no withdrawal is left or under way.
+    /// Whether the store has confirmed every withdrawal; some may be repeated for safety.
     pub(crate) fn has_withdrawn(&self) -> bool {
-        self.withdrawals.is_empty() && self.withdrawing == 0
+        self.withdrawing == 0 && self.withdrawals.iter().all(|w| w.confirmed)
     }
 
     /// What there is to do at `now`.
@@ -196,7 +200,10 @@ impl Agenda {
             .unwrap_or(Moment::NEVER);
         self.asleep_until = next;
         Round {
-            finished: self.closing && self.due.is_empty() && self.has_withdrawn(),
+            finished: self.closing
+                && self.due.is_empty()
+                && self.withdrawals.is_empty()
+                && self.withdrawing == 0,
             renew,
             withdraw,
             next,
@@ -307,6 +314,7 @@ impl Agenda {
         let claim = &withdrawal.claim;
         tracing::debug!(key = %claim.key, ?answer, uncertain = withdrawal.uncertain, "withdrew a claim");
         withdrawal.tries += 1;
+        withdrawal.confirmed |= answer.is_ok();
         withdrawal.at = now + withdrawal.pause();
         if self.closing {
             withdrawal.give_up = withdrawal.give_up.min(now + Duration::from_secs(2));

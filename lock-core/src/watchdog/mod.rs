@@ -33,6 +33,7 @@ pub(crate) struct Watchdog {
     shared: Arc<Shared>,
     started: AtomicBool,
     next_id: AtomicU64,
+    fork: forkguard::Guard,
 }
 
 #[derive(Debug)]
@@ -64,6 +65,7 @@ impl Watchdog {
             }),
             started: AtomicBool::new(false),
             next_id: AtomicU64::new(0),
+            fork: forkguard::new(),
         }
     }
 
@@ -82,6 +84,11 @@ impl Watchdog {
                 self.started.store(false, Ordering::Release);
                 StoreError::transient("the watchdog's thread cannot be started").with_source(why)
             })
+    }
+
+    /// Whether this is the copy in a child process, which has no thread.
+    pub(crate) fn is_forked(&self) -> bool {
+        self.fork.clone().detected_fork()
     }
 
     pub(crate) fn next_id(&self) -> u64 {
@@ -115,7 +122,7 @@ impl Watchdog {
         self.until(|agenda| !agenda.is_in_flight(id)).await;
     }
 
-    /// Returns when every withdrawal is done or given up.
+    /// Returns when the store has confirmed every withdrawal, or it is given up.
     pub(crate) async fn withdrawn(&self) {
         self.until(Agenda::has_withdrawn).await;
     }
@@ -144,6 +151,9 @@ impl Watchdog {
 
 impl Drop for Watchdog {
     fn drop(&mut self) {
+        if self.is_forked() {
+            return; // the lock may have been taken when the child was made
+        }
         self.shared.agenda.lock().close(self.shared.clock.now());
         self.shared.wake.notify_one();
     }
