@@ -47,6 +47,10 @@ fn meaning(code: &str) -> (StoreErrorKind, &'static str) {
             "a table or function of distlock is missing or of another version; \
              run ensure_schema() or sql/schema.sql: ",
         ),
+        "26000" | "42P05" => (
+            Permanent,
+            "a pooler is in between that was not noticed; say so with Pooler::Transaction: ",
+        ),
         "42501" => (Permanent, "the role lacks a right: "),
         "28000" | "28P01" => (Permanent, "the server refuses the user: "),
         "3D000" => (Permanent, "the database is missing: "),

@@ -117,18 +117,19 @@ async fn missing(
         ("function", "tell_v1"),
         ("function", "run_v1"),
     ];
-    let row = sqlx::query(
-        "SELECT ARRAY(SELECT c.relname::text FROM pg_catalog.pg_class c WHERE c.relnamespace = n.oid
-                      AND starts_with(c.relname, $2)),
-                ARRAY(SELECT p.proname::text FROM pg_catalog.pg_proc p WHERE p.pronamespace = n.oid
-                      AND starts_with(p.proname, $2))
-         FROM pg_catalog.pg_namespace n WHERE n.nspname = $1",
-    )
-    .persistent(false)
-    .bind(&names.schema)
-    .bind(format!("{}_", names.prefix))
-    .fetch_optional(connection)
-    .await?;
+    // Words that were checked, as literals: without parameters it is one message, and behind a
+    // pooler two messages may reach two servers.
+    let Names { schema, prefix } = names;
+    let sql = format!(
+        "SELECT ARRAY(SELECT c.relname::text FROM pg_catalog.pg_class c
+                WHERE c.relnamespace = n.oid AND starts_with(c.relname, '{prefix}_')),
+            ARRAY(SELECT p.proname::text FROM pg_catalog.pg_proc p
+                WHERE p.pronamespace = n.oid AND starts_with(p.proname, '{prefix}_'))
+         FROM pg_catalog.pg_namespace n WHERE n.nspname = '{schema}'"
+    );
+    let row = sqlx::raw_sql(AssertSqlSafe(sql))
+        .fetch_optional(connection)
+        .await?;
     let Some(row) = row else {
         return Ok(Some(format!("the schema {}", names.schema)));
     };

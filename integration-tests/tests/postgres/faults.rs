@@ -292,10 +292,12 @@ async fn a_commit_that_waits_for_a_standby_is_unknown_d6() {
     assert!(why.is_transient(), "{why}");
     assert!(begin.elapsed() < secs(5), "{:?}", begin.elapsed());
     let mut admin = server.admin().await;
-    sqlx::raw_sql("SET synchronous_commit = local; ALTER SYSTEM RESET synchronous_standby_names")
-        .execute(&mut admin)
-        .await
-        .unwrap();
+    for sql in [
+        "SET synchronous_commit = local",
+        "ALTER SYSTEM RESET synchronous_standby_names",
+    ] {
+        sqlx::raw_sql(sql).execute(&mut admin).await.unwrap();
+    }
     server.sql("SELECT pg_reload_conf()").await;
     admin.close().await.unwrap();
     // The same claim again says what has become of it, once.

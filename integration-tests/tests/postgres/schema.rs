@@ -84,12 +84,9 @@ async fn a_role_without_ddl_b114_d17() {
             .unwrap();
         let a = claim("k", 1_000);
         granted(store.try_acquire(&a).await.unwrap());
-        busy(
-            store
-                .try_acquire(&crate::support::queued("k", 1_000))
-                .await
-                .unwrap(),
-        );
+        let waiter = crate::support::queued("k", 1_000);
+        busy(store.try_acquire(&waiter).await.unwrap());
+        store.release(&waiter).await.unwrap();
         store.release(&a).await.unwrap();
         assert!(store.ensure_schema().await.is_ok());
     }
