@@ -74,12 +74,14 @@ $$;
 -- A batch of requests: the arrays have one element for each, and so has the answer, in the same
 -- order. `beat` says that the process lives and asks whose turn it is; it comes last. `force` ends the grant with the token in `ttls`, or any when it is NULL. The caller sorts them by key, so that batches lock rows in one order and cannot deadlock.
 --
+-- `alone` says that no other request of the batch has the same key.
+--
 -- Every decision is taken with the lock's row locked and on a clock read after that. It relies on
 -- READ COMMITTED, where each statement inside sees what was committed before it.
 CREATE OR REPLACE FUNCTION public.distlock_run_v1(
     me uuid, may_notify boolean,
-    verbs text[], keys text[], owners uuid[], holds uuid[], ttls bigint[],
-    labels text[], hosts text[], pids bigint[]
+    verbs text[], keys text[], owners uuid[], hold_ids uuid[], ttls bigint[],
+    labels text[], hosts text[], pids bigint[], alone boolean[]
 ) RETURNS TABLE (
     answer text, r_token bigint, r_holds integer,
     r_owner uuid, r_label text, r_host text, r_pid bigint, held_us bigint, remaining_us bigint,
@@ -104,13 +106,79 @@ DECLARE
     ends     boolean;
     dirty    boolean;
     next     record;
+    -- The tokens of the requests that were simple.
+    simple   bigint[];
 BEGIN
-    SELECT token INTO floor FROM public.distlock_floor;
+    SELECT token INTO floor FROM public.distlock_floor WHERE id;
+    IF cardinality(keys) > 1 THEN
+        -- Most requests are simple: nobody waits and nobody else holds. They are done in three
+        -- statements for all of them; first make the rows that are missing, ...
+        INSERT INTO public.distlock_lock (key, token, holds, since, expires)
+            SELECT r.key, 0, '{}', clock_timestamp(), clock_timestamp()
+            FROM unnest(verbs, keys) r (verb, key)
+            WHERE r.verb IN ('try', 'queue')
+                AND NOT EXISTS (SELECT FROM public.distlock_lock l WHERE l.key = r.key)
+            ORDER BY r.key COLLATE "C"
+            ON CONFLICT DO NOTHING;
+        IF FOUND THEN
+            SELECT token INTO floor FROM public.distlock_floor WHERE id;
+        END IF;
+        -- ... then lock them all, in the order of the keys, ...
+        PERFORM FROM unnest(keys) r (key) JOIN public.distlock_lock l ON l.key = r.key
+            ORDER BY l.key FOR UPDATE OF l;
+        t := clock_timestamp();
+        -- ... then decide.
+        FOR next IN
+            UPDATE public.distlock_lock l SET
+                token = CASE WHEN r.verb IN ('try', 'queue')
+                    THEN greatest(l.token + 1, floor + 1, (extract(epoch FROM t) * 1000000)::bigint)
+                    ELSE l.token END,
+                owner = CASE r.verb WHEN 'release' THEN NULL ELSE r.owner END,
+                holds = CASE r.verb WHEN 'release' THEN '{}' WHEN 'renew' THEN l.holds
+                    ELSE ARRAY[r.hold] END,
+                since = CASE WHEN r.verb IN ('try', 'queue') THEN t ELSE l.since END,
+                expires = CASE r.verb WHEN 'release' THEN t
+                    WHEN 'renew' THEN greatest(l.expires, t + r.ttl * interval '1 ms')
+                    ELSE t + r.ttl * interval '1 ms' END,
+                label = CASE r.verb WHEN 'release' THEN NULL WHEN 'renew' THEN l.label
+                    ELSE r.label END,
+                host = CASE r.verb WHEN 'release' THEN NULL WHEN 'renew' THEN l.host
+                    ELSE r.host END,
+                pid = CASE r.verb WHEN 'release' THEN NULL WHEN 'renew' THEN l.pid
+                    ELSE r.pid END
+            FROM unnest(verbs, keys, owners, hold_ids, ttls, labels, hosts, pids, alone)
+                WITH ORDINALITY r (verb, key, owner, hold, ttl, label, host, pid, alone, n)
+            WHERE l.key = r.key AND r.alone AND CASE r.verb
+                WHEN 'renew' THEN
+                    l.owner = r.owner AND l.expires > t AND r.hold = ANY (l.holds)
+                WHEN 'release' THEN
+                    l.owner = r.owner AND l.expires > t AND l.holds = ARRAY[r.hold]
+                        AND l.waiters = 0
+                WHEN 'force' THEN false
+                ELSE CASE WHEN (l.owner IS NULL OR l.expires <= t) AND l.waiters = 0
+                    THEN pg_try_advisory_xact_lock(
+                        hashtextextended(l.key, 'public.distlock_lock'::regclass::oid::bigint))
+                    ELSE false END
+                END
+            RETURNING r.n, l.token
+        LOOP
+            simple[next.n] := next.token;
+        END LOOP;
+    END IF;
     FOR i IN 1 .. cardinality(keys) LOOP
         verb := verbs[i];
+        IF simple[i] IS NOT NULL THEN
+            answer := CASE verb WHEN 'release' THEN 'released' WHEN 'renew' THEN 'renewed'
+                ELSE 'granted' END;
+            r_token := simple[i];
+            r_holds := CASE verb WHEN 'release' THEN 0 ELSE 1 END;
+            wake := NULL;
+            RETURN NEXT;
+            CONTINUE;
+        END IF;
         k := keys[i];
         o := owners[i];
-        h := holds[i];
+        h := hold_ids[i];
         ends := false;
         dirty := false;
         r_token := NULL; r_holds := NULL; r_owner := NULL; r_label := NULL; r_host := NULL;
@@ -150,7 +218,7 @@ BEGIN
             INSERT INTO public.distlock_lock (key, token, holds, since, expires)
                 VALUES (k, 0, '{}', clock_timestamp(), clock_timestamp()) ON CONFLICT DO NOTHING;
             -- The sweeper may have raised it while it deleted this row.
-            SELECT token INTO floor FROM public.distlock_floor;
+            SELECT token INTO floor FROM public.distlock_floor WHERE id;
         END LOOP;
         t := clock_timestamp();
         live := l.owner IS NOT NULL AND l.expires > t;

@@ -81,6 +81,9 @@ impl Connector {
             ("lock_timeout", LOCK_TIMEOUT.to_owned()),
             ("idle_in_transaction_session_timeout", "0".to_owned()),
             ("idle_session_timeout", "0".to_owned()),
+            // A plan that was made while a table was small must not live on when it is large. JIT
+            // would take the cost of what cannot be done without for real.
+            ("enable_seqscan", "off".to_owned()),
             ("jit", "off".to_owned()),
         ];
         if let Some(level) = builder.synchronous_commit.setting() {
@@ -95,7 +98,7 @@ impl Connector {
                 Pooler::Transaction => POOLED,
             }),
             run: builder.names.sql(
-                "SELECT * FROM public.distlock_run_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+                "SELECT * FROM public.distlock_run_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
             ),
             names: builder.names.clone(),
             request_timeout: builder.request_timeout,
@@ -227,7 +230,7 @@ impl Connector {
                     current_setting('synchronous_commit'),
                     current_setting('synchronous_standby_names') <> '',
                     CASE WHEN to_regprocedure('public.distlock_run_v1(uuid,boolean,text[],text[],\
-             uuid[],uuid[],bigint[],text[],text[],bigint[])') IS NOT NULL
+             uuid[],uuid[],bigint[],text[],text[],bigint[],boolean[])') IS NOT NULL
                         AND to_regclass('public.distlock_queue') IS NOT NULL
                         AND to_regclass('public.distlock_process') IS NOT NULL
                         AND to_regclass('public.distlock_floor') IS NOT NULL
@@ -282,7 +285,11 @@ impl Connector {
         for (name, value) in &self.settings {
             if matches!(
                 *name,
-                "statement_timeout" | "lock_timeout" | "synchronous_commit"
+                "statement_timeout"
+                    | "lock_timeout"
+                    | "synchronous_commit"
+                    | "enable_seqscan"
+                    | "jit"
             ) {
                 begin += &format!("; SET LOCAL {name} = '{value}'");
             }
@@ -314,7 +321,8 @@ impl Session {
             .bind(columns.ttls)
             .bind(columns.labels)
             .bind(columns.hosts)
-            .bind(columns.pids);
+            .bind(columns.pids)
+            .bind(columns.alone);
         let rows = if self.pooled {
             let begin = AssertSqlSafe(self.begin.clone());
             let mut transaction = self.connection.begin_with(begin).await?;

@@ -70,6 +70,8 @@ pub(crate) struct Columns<'a> {
     pub(crate) labels: Vec<Option<&'a str>>,
     pub(crate) hosts: Vec<&'a str>,
     pub(crate) pids: Vec<i64>,
+    /// Whether no other request has the same key.
+    pub(crate) alone: Vec<bool>,
 }
 
 impl<'a> Columns<'a> {
@@ -83,7 +85,14 @@ impl<'a> Columns<'a> {
             Verb::Force(_) => "force",
             Verb::Beat => "beat",
         });
-        self.keys.push(claim.map_or("", |claim| claim.key.as_str()));
+        let key = claim.map_or("", |claim| claim.key.as_str());
+        // They come sorted by key.
+        let alone = self.keys.last().is_none_or(|last| *last != key);
+        if let (false, Some(last)) = (alone, self.alone.last_mut()) {
+            *last = false;
+        }
+        self.alone.push(alone);
+        self.keys.push(key);
         self.owners.push(Uuid::from_u128(
             claim.map_or(0, |claim| claim.owner.as_u128()),
         ));

