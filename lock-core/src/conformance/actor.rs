@@ -3,7 +3,10 @@
 use std::{
     future::Future,
     pin::pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     task::Poll,
     time::{Duration, Instant},
 };
@@ -13,7 +16,7 @@ use tokio::time::timeout;
 use super::{PATIENCE, Subject};
 use crate::{
     Asker, Attempt, Busy, Capabilities, Claim, DistributedLock, FencingToken, Grant, HoldId,
-    LockInfo, LockKey, OwnerId, Release, Renewal, Ttl,
+    LockClient, LockInfo, LockKey, OwnerId, Release, Renewal, Ttl,
 };
 
 /// Longer than any behaviour takes, so that nothing expires by accident.
@@ -29,6 +32,11 @@ pub(super) fn key(name: &str) -> LockKey {
 
 pub(super) fn ttl(length: Duration) -> Ttl {
     Ttl::new(length).expect("a valid ttl")
+}
+
+/// A client with a handle of its own and the default options.
+pub(super) async fn client(subject: &dyn Subject) -> LockClient {
+    LockClient::new(subject.open().await)
 }
 
 #[derive(Clone)]
@@ -218,6 +226,32 @@ pub(super) fn assert_not_early(sent: Instant, ttl: Ttl) {
     let (ran, ttl) = (sent.elapsed(), ttl.as_duration());
     let least = ttl.saturating_sub(ttl / 1000 + Duration::from_millis(1));
     assert!(ran >= least, "a lease of {ttl:?} ended after {ran:?}");
+}
+
+/// Measures for how long the machine stood still at most.
+///
+/// A watchdog that gets no time loses its locks, as it has to; that is no fault of the store.
+pub(super) struct Stalls(Arc<AtomicU64>);
+
+impl Stalls {
+    pub(super) fn watch() -> Self {
+        let longest = Arc::new(AtomicU64::new(0));
+        let watched = Arc::downgrade(&longest);
+        std::thread::spawn(move || {
+            let mut last = Instant::now();
+            while let Some(longest) = watched.upgrade() {
+                longest.fetch_max(last.elapsed().as_millis() as u64, Ordering::SeqCst);
+                last = Instant::now();
+                drop(longest);
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        Self(longest)
+    }
+
+    pub(super) fn longest(&self) -> Duration {
+        Duration::from_millis(self.0.load(Ordering::SeqCst))
+    }
 }
 
 /// Polls `future` at most `polls` times and drops it; its output if it came to its end.

@@ -50,7 +50,7 @@ pub async fn a_released_lock_is_free_at_once(subject: &dyn Subject) {
     }
 }
 
-/// Of many that try at the same time exactly one gets the lock. Clause 1; A41, B62.
+/// Of many that try at the same time exactly one gets the lock. Clause 1; B62.
 pub async fn of_many_rivals_one_wins(subject: &dyn Subject) {
     let handles = join_all((0..4).map(|_| subject.open())).await;
     for _ in 0..20 {

@@ -39,26 +39,31 @@
 //! | clause | what it says | modules |
 //! | --- | --- | --- |
 //! | 1 | exclusion | [`exclusion`] |
-//! | 2, 3 | idempotence, re-entry | [`holds`] |
+//! | 2, 3 | idempotence, re-entry | [`holds`], [`reentry`] |
 //! | 4 | tokens grow | [`tokens`] |
 //! | 5 | the store's clock ends a lease | [`lease`] |
+//! | 6 | the client's monotonic clock ends trust | [`guard`] |
 //! | 7 | only owner and hold | [`ownership`] |
-//! | 8, 9, 11 | first come, first served; wake-ups are advice; no connection per waiter | [`queue`] |
+//! | 8, 9, 11 | first come, first served; wake-ups are advice; no connection per waiter | [`queue`], [`client`] |
 //! | 10 | names are exact | [`names`] |
-//! | 12 | drop anything, any time | [`cancel`] |
+//! | 12 | drop anything, any time | [`cancel`], [`guard`] |
 //! | 13 | errors keep their kinds | [`errors`] |
 //! |  | what an operator sees and does | [`operator`] |
 
 mod actor;
 pub mod cancel;
+pub mod client;
 pub mod errors;
 pub mod exclusion;
+pub mod guard;
 pub mod holds;
 pub mod lease;
 pub mod names;
 pub mod operator;
 pub mod ownership;
 pub mod queue;
+pub mod reentry;
+mod spy;
 pub mod tokens;
 
 use std::{future::Future, sync::Arc, time::Duration};
@@ -158,10 +163,50 @@ macro_rules! __with_behaviours {
             operator::closing_a_handle_closes_nothing_else,
             operator::capabilities_are_what_is_granted,
 
+            client::who_does_not_wait_is_told_who_holds_the_lock,
+            client::a_wait_ends_at_its_limit,
+            client::a_wait_without_limit_outlasts_every_ttl,
+            client::clients_are_served_in_the_order_of_arrival,
+            client::garbage_wake_ups_are_harmless,
+            client::a_waiter_that_hears_nothing_gets_its_turn,
+            client::a_client_takes_over_when_a_lease_ends,
+            client::clients_that_give_up_leave_no_trace,
+            client::a_counter_over_clients_is_exact,
+            client::opposite_orders_end_in_a_time_out,
+            client::a_shutdown_releases_everything,
+            client::a_drain_lets_work_end_under_its_lock,
+
+            guard::renewals_keep_a_lock_for_many_ttls,
+            guard::a_lock_is_lost_before_anybody_else_gets_it,
+            guard::the_deadline_counts_from_before_the_request,
+            guard::a_guard_renews_by_hand,
+            guard::a_forced_release_is_noticed,
+            guard::a_taken_lock_is_left_alone,
+            guard::max_hold_ends_a_hold,
+            guard::work_stops_when_its_lock_is_lost,
+            guard::a_dropped_guard_is_released,
+            guard::a_guard_outlives_its_runtime,
+            guard::no_renewal_outlives_its_guard,
+            guard::a_lock_is_handed_over,
+            guard::a_lost_lock_can_be_acquired_again,
+
+            reentry::an_owner_enters_again_without_a_request,
+            reentry::processes_share_an_owner,
+            reentry::tasks_of_one_client_are_strangers,
+            reentry::simultaneous_entries_share_a_hold,
+            reentry::too_many_holds_are_refused,
+            reentry::re_entry_of_a_lost_lock_is_refused,
+
             cancel::a_dropped_attempt_can_be_withdrawn,
             cancel::a_dropped_wait_keeps_the_place,
+            cancel::an_acquire_dropped_at_any_poll_leaves_nothing,
+            cancel::a_cancelled_waiter_passes_the_lock_on,
+            cancel::an_outer_time_out_leaves_nothing,
 
             errors::a_closed_handle_says_so,
+            errors::impossible_requests_are_not_sent,
+            errors::the_longest_of_all_is_possible,
+            errors::every_outcome_has_its_own_error,
         }
     };
 }
@@ -208,8 +253,8 @@ macro_rules! __behaviour_names {
 /// The names of all behaviours, in the order of the clauses.
 pub const BEHAVIOURS: &[&str] = crate::__with_behaviours!(__behaviour_names);
 
-/// Runs one behaviour to its end on a runtime of its own.
-#[doc(hidden)]
+/// Runs one behaviour to its end on a runtime of its own; a test that calls a behaviour itself
+/// may use it.
 pub fn run(behaviour: impl Future<Output = ()>) {
     const LIMIT: Duration = Duration::from_secs(600);
     let runtime = tokio::runtime::Builder::new_multi_thread()

@@ -1,0 +1,36 @@
+//! A distributed lock over the store an application already runs.
+//!
+//! One contract, [`DistributedLock`], and one client, [`LockClient`], for every store. The store
+//! is chosen by a URL, and compiled in by a feature of the same name:
+//!
+//! | URL | feature |
+//! | --- | --- |
+//! | `memory:` | always there |
+//! | `sqlite:`, `sqlite:///path` | `sqlite` |
+//! | `redis://`, `rediss://`, `redis+unix://` | `redis` |
+//! | `postgres://`, `postgresql://` | `postgres` |
+//! | `etcd://`, `etcds://` | `etcd` |
+//!
+//! ```
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+//! let client = distlock::connect("memory:").await?;
+//! let guard = client.acquire("orders/42").await?;
+//! println!("fencing token {}", guard.token());
+//! guard.release().await?;
+//! # Ok::<(), distlock::Error>(()) })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod connect;
+
+pub use connect::{connect, open};
+pub use lock_core::*;
+
+#[cfg(feature = "sqlite")]
+#[doc(inline)]
+pub use lock_sqlite as sqlite;
+
+/// The examples of the README are tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
