@@ -34,6 +34,8 @@ pub async fn open(url: &str) -> Result<Arc<dyn DistributedLock>> {
     let scheme = url.split_once(':').map(|(scheme, _)| scheme);
     match scheme.unwrap_or_default().to_ascii_lowercase().as_str() {
         "memory" => memory(url),
+        #[cfg(feature = "postgres")]
+        "postgres" | "postgresql" => lock_postgres::PostgresLock::connect(url).await.map(share),
         #[cfg(feature = "sqlite")]
         "sqlite" => {
             let store = lock_sqlite::SqliteLockBuilder::from_url(url).map_err(bad_url)?;

@@ -154,8 +154,8 @@ BEGIN
                 WHEN 'release' THEN
                     l.owner = r.owner AND l.expires > t AND l.holds = ARRAY[r.hold]
                         AND l.waiters = 0
-                WHEN 'force' THEN false
-                ELSE CASE WHEN (l.owner IS NULL OR l.expires <= t) AND l.waiters = 0
+                ELSE CASE WHEN r.verb IN ('try', 'queue') AND l.waiters = 0
+                        AND (l.owner IS NULL OR l.expires <= t)
                     THEN pg_try_advisory_xact_lock(
                         hashtextextended(l.key, 'public.distlock_lock'::regclass::oid::bigint))
                     ELSE false END

@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -21,6 +21,8 @@ use crate::request::hold_id;
 #[derive(Debug, Default)]
 pub(crate) struct Turns {
     claims: Mutex<HashMap<HoldId, Turn>>,
+    /// How many of them are known to be in the queue.
+    waiting: AtomicUsize,
     /// Somebody was told, or looks have become urgent.
     nudge: Notify,
     /// The connection that listens has come up anew: what was sent meanwhile is lost.
@@ -44,14 +46,20 @@ impl Turns {
 
     /// The claim is in the queue, at `place`.
     pub(crate) fn queued(&self, hold: HoldId, place: u32) {
-        if let Some(turn) = self.claims.lock().get_mut(&hold) {
-            turn.place = Some(place);
+        if let Some(turn) = self.claims.lock().get_mut(&hold)
+            && turn.place.replace(place).is_none()
+        {
+            self.waiting.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// The claim is not in the queue any more.
     pub(crate) fn left(&self, hold: HoldId) {
-        self.claims.lock().remove(&hold);
+        if let Some(turn) = self.claims.lock().remove(&hold)
+            && turn.place.is_some()
+        {
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     /// The claim's turn may have come.
@@ -89,8 +97,7 @@ impl Turns {
 
     /// How many claims are in the queue.
     pub(crate) fn waiting(&self) -> usize {
-        let claims = self.claims.lock();
-        claims.values().filter(|turn| turn.place.is_some()).count()
+        self.waiting.load(Ordering::Relaxed)
     }
 
     /// Returns when the claim is told; at once when it does not queue.

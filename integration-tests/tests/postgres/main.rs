@@ -5,6 +5,7 @@
 mod conflicts;
 mod conformance;
 mod connections;
+mod counting;
 mod expiry;
 mod faults;
 mod pooler;
