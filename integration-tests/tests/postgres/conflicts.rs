@@ -114,7 +114,10 @@ async fn a_deadlock_with_a_foreign_session_is_resolved_d4() {
 async fn acquire(store: &impl DistributedLock, claim: &lock_core::Claim) {
     loop {
         match store.try_acquire(claim).await {
-            Ok(attempt) => break drop(granted(attempt)),
+            Ok(attempt) => {
+                granted(attempt);
+                break;
+            }
             Err(why) => assert!(why.is_transient(), "{why}"),
         }
     }

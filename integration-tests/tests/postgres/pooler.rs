@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use integration_tests::servers::pgbouncer::PgBouncer;
+use integration_tests::servers::{pgbouncer::PgBouncer, postgres::PostgresServer};
 use lock_core::{DistributedLock, LockClient, Release, Wait};
 use lock_postgres::PostgresLock;
 
@@ -11,7 +11,7 @@ use crate::support::{Place, claim, granted, key, queued, secs};
 /// D9, B26: acquire, release, acquire by another, over sessions that change at every transaction.
 #[tokio::test]
 async fn locks_do_not_depend_on_a_session_d9_b26() {
-    let place = Place::shared();
+    let place = Place::on(std::sync::Arc::new(PostgresServer::start()));
     // The first refuses the settings of a session, the second drops them silently.
     for settings in [
         vec!["default_pool_size = 2"],
