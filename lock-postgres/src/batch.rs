@@ -34,6 +34,7 @@ pub(crate) struct Lane {
     batch_limit: usize,
     background: Option<Background>,
     state: Mutex<State>,
+    last_sent: Arc<Mutex<Option<Instant>>>,
 }
 
 /// What the lane does when nobody asks for anything; one lane of a process has it.
@@ -42,6 +43,16 @@ pub(crate) struct Background {
     pub(crate) listen: Listen,
     pub(crate) poll_interval: Duration,
     pub(crate) sweeper: Option<Sweeper>,
+}
+
+/// Whether a request may wait for others, to go out with them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Patience {
+    None,
+    /// It goes with whatever is sent next; a beat at the latest.
+    ForCompany,
+    /// It keeps this distance from the last statement.
+    SinceLast(Duration),
 }
 
 enum State {
@@ -57,8 +68,8 @@ enum Job {
 
 struct Asked {
     request: Request,
-    /// May go with the next statement that is sent anyway.
-    patient: bool,
+    /// Until when it may wait for a statement that is sent anyway; `None`: it is urgent.
+    patient: Option<Instant>,
     reply: oneshot::Sender<Result<Answer, StoreError>>,
 }
 
@@ -75,6 +86,7 @@ impl Lane {
             batch_limit: builder.batch_limit,
             background,
             state: Mutex::new(State::Idle),
+            last_sent: Arc::default(),
         }
     }
 
@@ -86,6 +98,7 @@ impl Lane {
             batch_limit: self.batch_limit,
             background: None,
             state: Mutex::new(State::Idle),
+            last_sent: Arc::default(),
         }
     }
 
@@ -94,8 +107,20 @@ impl Lane {
         *self.state.lock() = self.spawn(Some(session));
     }
 
-    pub(crate) async fn ask(&self, request: Request, patient: bool) -> Result<Answer, StoreError> {
+    pub(crate) async fn ask(
+        &self,
+        request: Request,
+        patience: Patience,
+    ) -> Result<Answer, StoreError> {
         let (reply, answer) = oneshot::channel();
+        let patient = match patience {
+            Patience::None => None,
+            Patience::ForCompany => Some(Instant::now() + BEAT * 2),
+            Patience::SinceLast(pause) => {
+                let due = self.last_sent.lock().map(|last| last + pause);
+                due.filter(|due| *due > Instant::now())
+            }
+        };
         self.send(Job::Ask(Asked {
             request,
             patient,
@@ -137,6 +162,7 @@ impl Lane {
             background: self.background.clone(),
             jobs,
             patient: Vec::new(),
+            last_sent: self.last_sent.clone(),
             session,
             abandoned: None,
             listener: JoinSet::new(),
@@ -174,6 +200,7 @@ struct Driver {
     background: Option<Background>,
     jobs: mpsc::UnboundedReceiver<Job>,
     patient: Vec<Asked>,
+    last_sent: Arc<Mutex<Option<Instant>>>,
     session: Option<Session>,
     /// The server process of a connection that was given up with a statement under way.
     abandoned: Option<Backend>,
@@ -199,6 +226,10 @@ impl Driver {
                 Some(at) => Either::Left(sleep_until(at)),
                 None => Either::Right(pending()),
             };
+            let patience = match self.patient.iter().filter_map(|asked| asked.patient).min() {
+                Some(at) => Either::Left(sleep_until(at)),
+                None => Either::Right(pending()),
+            };
             tokio::select! {
                 biased;
                 received = self.jobs.recv_many(&mut jobs, self.batch_limit) => {
@@ -208,6 +239,7 @@ impl Driver {
                 }
                 () = turns.nudged(), if self.background.is_some() => {}
                 () = beat_is_due => {}
+                () = patience => {}
                 () = sweep_is_due => {}
             }
             let mut urgent = Vec::new();
@@ -215,7 +247,7 @@ impl Driver {
             for job in jobs.drain(..) {
                 match job {
                     Job::Look(view, reply) => looks.push((view, reply)),
-                    Job::Ask(asked) if asked.patient => self.patient.push(asked),
+                    Job::Ask(asked) if asked.patient.is_some() => self.patient.push(asked),
                     Job::Ask(asked) => urgent.push(asked),
                 }
             }
@@ -227,9 +259,13 @@ impl Driver {
                 beat = now + self.beat_interval();
                 self.listen();
             }
-            // The patient ride along, and go by themselves once they are told.
-            let told = |asked: &Asked| asked.request.hold().is_some_and(|h| turns.is_told(h));
-            if beats || !urgent.is_empty() || !waiting || self.patient.iter().any(told) {
+            // The patient ride along, and go by themselves when they are told or have waited long.
+            let is_due = |asked: &Asked| {
+                asked.patient.is_some_and(|until| until <= now)
+                    || asked.request.queues()
+                        && asked.request.hold().is_some_and(|hold| turns.is_told(hold))
+            };
+            if beats || !urgent.is_empty() || self.patient.iter().any(is_due) {
                 urgent.append(&mut self.patient);
             }
             self.serve(urgent, beats).await;
@@ -431,6 +467,7 @@ impl Driver {
     async fn send(&mut self, requests: &[&Request]) -> Result<Vec<Reply>, Failure> {
         let connector = self.connector.clone();
         let limit = connector.request_timeout;
+        *self.last_sent.lock() = Some(Instant::now());
         let mut may_notify = true;
         let mut conflicts = 0;
         loop {

@@ -1,6 +1,6 @@
 //! The store.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use lock_core::{
@@ -11,7 +11,7 @@ use lock_core::{
 use sqlx::{AssertSqlSafe, PgPool, postgres::PgConnectOptions};
 
 use crate::{
-    batch::{Background, Lane},
+    batch::{Background, Lane, Patience},
     config::{Listen, PostgresLockBuilder, SchemaMode},
     connection::{Connector, ServerFacts},
     error::store_error,
@@ -28,7 +28,7 @@ use crate::{
 /// waiter takes another.
 ///
 /// ```no_run
-/// use std::sync::Arc;
+/// use std::{sync::Arc, time::Duration};
 /// use lock_core::LockClient;
 /// use lock_postgres::PostgresLock;
 ///
@@ -211,9 +211,13 @@ impl DistributedLock for PostgresLock {
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, StoreError> {
-        let patient = claim.queue && self.turns.is_patient(claim.hold);
+        let patience = if claim.queue && self.turns.is_patient(claim.hold) {
+            Patience::ForCompany
+        } else {
+            Patience::None
+        };
         let request = Request::new(Verb::Acquire, claim.clone());
-        match self.lane.ask(request, patient).await? {
+        match self.lane.ask(request, patience).await? {
             Answer::Attempt(attempt) => Ok(attempt),
             other => Err(wrong(&other)),
         }
@@ -221,7 +225,7 @@ impl DistributedLock for PostgresLock {
 
     async fn renew(&self, claim: &Claim) -> Result<Renewal, StoreError> {
         let request = Request::new(Verb::Renew, claim.clone());
-        match self.lane.ask(request, false).await? {
+        match self.lane.ask(request, Patience::None).await? {
             Answer::Renewal(renewal) => Ok(renewal),
             other => Err(wrong(&other)),
         }
@@ -229,7 +233,7 @@ impl DistributedLock for PostgresLock {
 
     async fn release(&self, claim: &Claim) -> Result<Release, StoreError> {
         let request = Request::new(Verb::Release, claim.clone());
-        match self.lane.ask(request, false).await? {
+        match self.lane.ask(request, Patience::None).await? {
             Answer::Release(release) => Ok(release),
             other => Err(wrong(&other)),
         }
@@ -240,8 +244,17 @@ impl DistributedLock for PostgresLock {
     }
 
     async fn renew_all(&self, claims: &[Claim]) -> Vec<Result<Renewal, StoreError>> {
-        // They meet in the lane and go out together.
-        futures_util::future::join_all(claims.iter().map(|claim| self.renew(claim))).await
+        // They meet in the lane and go out together, also with those of a moment ago: a renewal
+        // that is not urgent keeps a small part of its lease as distance to the statement before.
+        let renewals = claims.iter().map(async |claim| {
+            let pause = (claim.ttl.as_duration() / 50).min(Duration::from_millis(600));
+            let request = Request::new(Verb::Renew, claim.clone());
+            match self.lane.ask(request, Patience::SinceLast(pause)).await? {
+                Answer::Renewal(renewal) => Ok(renewal),
+                other => Err(wrong(&other)),
+            }
+        });
+        futures_util::future::join_all(renewals).await
     }
 
     async fn inspect(&self, key: &LockKey) -> Result<Option<LockInfo>, StoreError> {
@@ -279,7 +292,7 @@ impl DistributedLock for PostgresLock {
         };
         match self
             .lane
-            .ask(Request::new(Verb::Force(token), claim), false)
+            .ask(Request::new(Verb::Force(token), claim), Patience::None)
             .await?
         {
             Answer::Release(release) => Ok(release != Release::NotHeld),
