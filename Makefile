@@ -1,6 +1,6 @@
 CARGO ?= cargo
 
-.PHONY: help demo test lint doc bench
+.PHONY: help demo test load lint doc bench
 
 help: ## what there is to make
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
@@ -11,6 +11,9 @@ demo: ## sell 100 items without and with a lock, on the embedded store
 test: ## install what the tests need and run all of them
 	.ci/packages
 	.ci/test
+
+load: ## 16 processes x 200 runs of one lock, the full size of a test that `test` runs smaller
+	DISTLOCK_TEST_RUNS=200 $(CARGO) test --release -p lock-cli --test queue -- --nocapture
 
 lint: ## formatting, and clippy for each set of features
 	.ci/lint

@@ -45,7 +45,7 @@ fn table(root: &Path) -> String {
         let text = fs::read_to_string(&path).unwrap();
         let path = path.strip_prefix(root).unwrap().to_str().unwrap();
         for test in tests_in(&text, path.contains("/conformance/")) {
-            for id in test.ids.into_iter().filter(|id| id.may_stand_in(path)) {
+            for id in test.ids {
                 let link = format!("[{}](../{path})", test.name.replace('_', " "));
                 tests.entry(id).or_default().push(link);
             }
@@ -53,16 +53,17 @@ fn table(root: &Path) -> String {
     }
 
     let failures = fs::read_to_string(root.join("integration-tests/failures.txt")).unwrap();
+    let mut is_here = false;
     let mut table = "\n| row | failure | tests |\n| --- | --- | --- |\n".to_owned();
     for line in failures.lines() {
-        if line.starts_with('#') || line.is_empty() {
+        if let Some(folder) = line.strip_prefix("= ") {
+            is_here = root.join(folder).exists();
+        }
+        if !is_here || line.starts_with(['#', '=']) || line.is_empty() {
             continue;
         }
         let (id, failure) = line.split_once(' ').expect("an id and a failure");
         let id = Id::parse(id).expect("an id");
-        if !root.join(id.needs()).exists() {
-            continue;
-        }
         let links = match tests.get(&id) {
             Some(links) => links.join("; "),
             None => "**missing**".to_owned(),
@@ -83,21 +84,6 @@ impl Id {
         let number = chars.as_str();
         let is_number = number.chars().all(|c| c.is_ascii_digit()) && !number.starts_with('0');
         Some(Self(section, number.parse().ok().filter(|_| is_number)?))
-    }
-
-    /// What has to be in the repository for the failure to be possible.
-    fn needs(self) -> &'static str {
-        match self.0 {
-            'A' => "lock-core",
-            'B' | 'C' => "lock-redis",
-            'D' => "lock-postgres",
-            _ => "lock-etcd",
-        }
-    }
-
-    /// Elsewhere than with Redis a B and a number is a case from the field, not a row.
-    fn may_stand_in(self, path: &str) -> bool {
-        self.0 != 'B' || path.contains("redis")
     }
 }
 
@@ -171,25 +157,31 @@ fn function(line: &str) -> Option<&str> {
 }
 
 /// The ids in a text; `A5 to A8` and `A5-A8` are four.
+///
+/// A number with B alone is a case from the field; `row B5` is a failure.
 fn ids_in(text: &str) -> Vec<Id> {
     let mut ids = Vec::new();
-    let mut range = false;
-    for word in text.split(|c: char| c.is_whitespace() || ",;.:()[]`_/".contains(c)) {
-        let (from, to) = match word.split_once(['-', '–']) {
-            Some((from, to)) => (Id::parse(from), Id::parse(to)),
-            None => (Id::parse(word), None),
-        };
-        match (from, to, ids.last()) {
-            (Some(from), Some(to), _) => ids.extend((from.1..=to.1).map(|n| Id(from.0, n))),
-            (Some(to), None, Some(&Id(section, last))) if range && section == to.0 => {
-                ids.extend((last + 1..=to.1).map(|n| Id(section, n)));
+    let (mut is_range, mut is_row) = (false, false);
+    let words = text.split(|c: char| c.is_whitespace() || ",;.:()[]`_/".contains(c));
+    for word in words.filter(|word| !word.is_empty()) {
+        let (from, to) = word.split_once(['-', '–']).unwrap_or((word, ""));
+        match (Id::parse(from), Id::parse(to)) {
+            (Some(first), last) => {
+                let last = last.unwrap_or(first);
+                let first = match ids.last() {
+                    Some(&Id(section, number)) if is_range && section == first.0 => number + 1,
+                    _ => first.1,
+                };
+                if last.0 != 'B' || is_row {
+                    ids.extend((first..=last.1).map(|number| Id(last.0, number)));
+                }
             }
-            (Some(id), None, _) => ids.push(id),
+            _ if !["to", "and"].contains(&word) => {
+                is_row = ["row", "rows"].contains(&word.to_lowercase().as_str());
+            }
             _ => {}
         }
-        if !word.is_empty() {
-            range = word == "to";
-        }
+        is_range = word == "to";
     }
     ids.sort();
     ids.dedup();
@@ -200,17 +192,19 @@ fn ids_in(text: &str) -> Vec<Id> {
 fn ids_are_found_in_comments_and_names() {
     let source = "
         /// Nothing is left behind. Clause 12; A1, A5 to A7,
-        /// B04 (and D2-D3).
+        /// B04, B12 (and D2-D3). Rows B5, B6 and B8.
         #[tokio::test]
-        async fn nothing_is_left_a18() {
+        async fn nothing_is_left_a18_row_b9() {
             // A9 is inside, and not found.
         }
 
         // A10
         fn no_test() {}
     ";
-    let ids = ["A1", "A5", "A6", "A7", "A18", "D2", "D3"];
+    let ids = [
+        "A1", "A5", "A6", "A7", "A18", "B5", "B6", "B8", "B9", "D2", "D3",
+    ];
     let ids = ids.map(|id| Id::parse(id).unwrap()).to_vec();
-    let name = "nothing_is_left_a18".to_owned();
+    let name = "nothing_is_left_a18_row_b9".to_owned();
     assert_eq!(tests_in(source, false), [Test { name, ids }]);
 }

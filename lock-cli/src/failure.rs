@@ -1,6 +1,6 @@
 //! What distlock itself ends with when it is not the command's exit code.
 
-use std::{error::Error as _, fmt::Display};
+use std::{error::Error as _, ffi::OsStr, fmt::Display, io};
 
 use distlock::{Busy, Error, Holder, LockKey, StoreErrorKind};
 use serde::Serialize;
@@ -92,6 +92,17 @@ pub(crate) fn tell(json: bool, what: &str, message: impl Display) {
         eprintln!("{}", serde_json::json!({ what: message.to_string() }));
     } else {
         eprintln!("distlock: {what}: {message}");
+    }
+}
+
+/// Says that a command cannot be executed. Returns the exit code that shells have for it: 127 when
+/// there is no such command, 126 otherwise.
+pub(crate) fn not_executed(command: &OsStr, why: &io::Error, json: bool) -> i32 {
+    let name = command.to_string_lossy();
+    tell(json, "error", format!("cannot execute {name}: {why}"));
+    match why.kind() {
+        io::ErrorKind::NotFound => 127,
+        _ => 126,
     }
 }
 

@@ -5,10 +5,13 @@ use std::{
     io::{self, Read, Write},
     mem,
     os::unix::process::CommandExt,
+    path::PathBuf,
     process::{Child, Command, Stdio},
 };
 
 use distlock::Moment;
+#[cfg(target_os = "linux")]
+use rustix::process::{getpid, set_child_subreaper};
 use rustix::{
     io::Errno,
     process::{
@@ -18,7 +21,7 @@ use rustix::{
 
 use crate::keeper;
 
-/// A process group that is led by a [keeper](crate::keeper); dropped, it is killed.
+/// A process group that is led by a [keeper]; dropped, it is killed.
 #[derive(Debug)]
 pub(crate) struct Group {
     keeper: Child,
@@ -41,7 +44,11 @@ pub(crate) enum Change {
 impl Group {
     /// Starts the keeper, and with it the group.
     pub(crate) fn start() -> io::Result<Self> {
-        let keeper = Command::new(env::current_exe()?)
+        // Orphans of the group come to us and are collected, whatever process 1 does: a zombie
+        // that nobody collects would look like a member that lives on.
+        #[cfg(target_os = "linux")]
+        set_child_subreaper(Some(getpid()))?;
+        let keeper = Command::new(this_program()?)
             .arg0("distlock-keeper")
             .arg(keeper::NAME)
             .env_clear()
@@ -123,6 +130,15 @@ impl Group {
     pub(crate) fn is_over(&mut self) -> bool {
         self.is_over = self.is_over || test_kill_process_group(self.id) == Err(Errno::SRCH);
         self.is_over
+    }
+}
+
+/// The program that runs now, also when its file was replaced meanwhile.
+pub(crate) fn this_program() -> io::Result<PathBuf> {
+    if cfg!(target_os = "linux") {
+        Ok("/proc/self/exe".into())
+    } else {
+        env::current_exe()
     }
 }
 

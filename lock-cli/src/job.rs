@@ -1,7 +1,6 @@
 //! The command while it runs: its signals, its terminal, its lock, its end.
 
 use std::{
-    ffi::OsStr,
     future::pending,
     io,
     process::Command,
@@ -17,11 +16,11 @@ use tokio::{
 
 use crate::{
     args::{OnLost, Run},
-    failure::{tell, warn},
+    failure::warn,
     group::{Change, Group},
     show::rounded,
     signals::Signals,
-    terminal::{self, Terminal},
+    terminal::Terminal,
 };
 
 /// What happens when the lock is lost, and how much time there is for it.
@@ -77,22 +76,10 @@ pub(crate) struct Ended {
     pub(crate) code: i32,
     /// Why it had to end, if it was for the lock.
     pub(crate) lost: Option<String>,
+    /// Whether the loss of the lock was told while it ran.
+    pub(crate) is_warned: bool,
     /// Whether nothing of its group is left.
     pub(crate) is_over: bool,
-}
-
-impl Ended {
-    /// 127 when there is no such command, 126 when it cannot be executed.
-    pub(crate) fn not_started(command: &OsStr, why: &io::Error, json: bool) -> Self {
-        let name = command.to_string_lossy();
-        tell(json, "error", format!("cannot execute {name}: {why}"));
-        let not_found = why.kind() == io::ErrorKind::NotFound;
-        Self {
-            code: if not_found { 127 } else { 126 },
-            lost: None,
-            is_over: true,
-        }
-    }
 }
 
 /// A command that runs under a lock.
@@ -107,7 +94,7 @@ pub(crate) struct Job<'a> {
     /// SIGCONT and SIGTSTP.
     stops: Signals,
     terminal: Option<Terminal>,
-    /// Whether the group was given the terminal.
+    /// Whether the group was given the terminal, or takes it.
     has_terminal: bool,
     /// Whether this process was asked to stop, and has passed it on.
     is_stopping: bool,
@@ -120,10 +107,12 @@ pub(crate) struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
+    /// Starts `command`; with `has_terminal` it takes the terminal by itself.
     pub(crate) fn start(
         guard: &'a LockGuard,
         group: Group,
         command: &mut Command,
+        has_terminal: bool,
         policy: Policy,
     ) -> io::Result<Self> {
         let children = Signals::of([SignalKind::child()])?;
@@ -131,23 +120,15 @@ impl<'a> Job<'a> {
             SignalKind::from_raw(Signal::CONT.as_raw()),
             SignalKind::from_raw(Signal::TSTP.as_raw()),
         ])?;
-        let terminal = Terminal::open();
-        // The keeper is in the group, so the command finds the terminal its own.
-        let wants_terminal = terminal.as_ref().filter(|_| terminal::is_interactive());
-        let has_terminal = wants_terminal.is_some_and(|tty| tty.hand_over(group.id()));
-        let command = group.spawn(command);
-        if let (Err(_), Some(terminal)) = (&command, &terminal) {
-            terminal.take_back(group.id());
-        }
         Ok(Self {
-            command: command?,
+            command: group.spawn(command)?,
             guard,
             acquired: Instant::now(),
             policy,
             group,
             children,
             stops,
-            terminal,
+            terminal: Terminal::open(),
             has_terminal,
             is_stopping: false,
             lost: None,
@@ -193,6 +174,7 @@ impl<'a> Job<'a> {
         let is_over = self.end_the_rest(signals).await;
         Ended {
             code,
+            is_warned: self.is_settled && self.lost.is_none(),
             lost: self.lost,
             is_over,
         }
@@ -325,13 +307,14 @@ impl<'a> Job<'a> {
 async fn endangered(guard: &LockGuard, group: &Group, policy: Policy) -> Option<LostReason> {
     loop {
         let left = guard.valid_for();
+        let mut pause = policy.look;
         if policy.kills() && !left.is_zero() {
             group.keep_until(SystemClock.now() + left.saturating_sub(policy.margin / 2));
             if left <= policy.notice() {
                 return None;
             }
+            pause = pause.min(left - policy.notice());
         }
-        let pause = left.saturating_sub(policy.notice()).min(policy.look);
         tokio::select! {
             biased;
             reason = guard.lost() => return Some(reason),

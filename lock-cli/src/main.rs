@@ -25,10 +25,13 @@ use args::{Args, Command};
 use failure::{Failure, Kind};
 
 fn main() {
-    if env::args_os().nth(1).is_some_and(|arg| arg == keeper::NAME) {
-        process::exit(keeper::main());
-    }
-    process::exit(program())
+    let mut args = env::args_os().skip(1);
+    let code = match args.next().as_ref().and_then(|arg| arg.to_str()) {
+        Some(keeper::NAME) => keeper::main(),
+        Some(terminal::TAKE) => terminal::take(args),
+        _ => program(),
+    };
+    process::exit(code)
 }
 
 /// Returns the exit code.

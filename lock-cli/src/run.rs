@@ -6,11 +6,12 @@ use distlock::{Error, LockClient, LockGuard, OwnerId, Wait};
 
 use crate::{
     args::{Global, Run},
-    failure::{Failure, Kind, warn, with_causes},
-    group::Group,
+    failure::{Failure, Kind, not_executed, warn, with_causes},
+    group::{Group, this_program},
     job::{Ended, Job, Policy},
     nested::Around,
     signals::Signals,
+    terminal,
     verbs::connect,
     waiting,
 };
@@ -76,11 +77,31 @@ async fn run_under(
 ) -> Result<i32, Failure> {
     group.ready().map_err(cannot_start)?;
     let environment = around.environment(guard.key(), guard.token(), guard.owner());
-    let mut command = Command::new(&args.command[0]);
-    command.args(&args.command[1..]).envs(environment);
-    let ended = match Job::start(&guard, group, &mut command, policy) {
+    let takes_terminal = terminal::is_to_be_given();
+    let mut command = if takes_terminal {
+        let mut taker = Command::new(this_program().map_err(cannot_start)?);
+        taker.arg(terminal::TAKE).args(&args.command);
+        taker
+    } else {
+        let mut command = Command::new(&args.command[0]);
+        command.args(&args.command[1..]);
+        command
+    };
+    let job = Job::start(
+        &guard,
+        group,
+        command.envs(environment),
+        takes_terminal,
+        policy,
+    );
+    let ended = match job {
         Ok(job) => job.run(signals).await,
-        Err(why) => Ended::not_started(&args.command[0], &why, policy.json),
+        Err(why) => Ended {
+            code: not_executed(&args.command[0], &why, policy.json),
+            lost: None,
+            is_warned: false,
+            is_over: true,
+        },
     };
     release(guard, ended, policy).await
 }
@@ -103,6 +124,7 @@ async fn release(guard: LockGuard, ended: Ended, policy: Policy) -> Result<i32, 
             format!("a process cannot be killed; lock {key} ends with its lease"),
         ),
         Err(why @ Error::Lost { .. }) if policy.kills() => return Err(why.into()),
+        Err(Error::Lost { .. }) if ended.is_warned => {}
         Err(why) => warn(policy.json, with_causes(&why)),
     }
     Ok(ended.code)

@@ -1,5 +1,7 @@
 //! What `distlock` ends with, and what it says.
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use std::{fs, os::unix::process::ExitStatusExt, process::Stdio};

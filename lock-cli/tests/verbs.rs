@@ -1,9 +1,12 @@
 //! `try`, `inspect`, `list`, `release`, the completions and the manual page.
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use rustix::process::Signal;
 use serde_json::Value;
+use sqlx::Connection;
 use support::{Place, Running, code, output, stderr, until};
 
 fn json(place: &Place, args: &str) -> Value {
@@ -193,4 +196,31 @@ fn completions_and_manual_pages_are_printed() {
     assert_eq!(code(&mut place.distlock("man nonsense")), 205);
     assert!(text(&place, "--help").contains("201"));
     assert!(text(&place, "--version").starts_with("distlock "));
+}
+
+/// B51: a record that cannot be read is a clear error, and `--force` removes it.
+#[test]
+fn b51_a_damaged_record_can_be_removed() {
+    let place = Place::new();
+    let token = json(&place, "--json try k")["token"].as_u64().unwrap();
+    let damage = "UPDATE locks SET owner = 'zzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzz' WHERE key = 'k'";
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let options = sqlx::sqlite::SqliteConnectOptions::new().filename(place.path("locks.db"));
+        let mut connection = sqlx::SqliteConnection::connect_with(&options)
+            .await
+            .unwrap();
+        let done = sqlx::raw_sql(damage)
+            .execute(&mut connection)
+            .await
+            .unwrap();
+        assert_eq!(done.rows_affected(), 1);
+    });
+    let unreadable = output(&mut place.distlock("inspect k"));
+    assert_eq!(unreadable.status.code(), Some(204), "{unreadable:?}");
+    assert_eq!(code(&mut place.distlock("release k --force")), 0);
+    assert!(json(&place, "--json try k")["token"].as_u64().unwrap() > token);
 }

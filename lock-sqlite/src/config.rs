@@ -40,7 +40,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             busy_timeout: Duration::from_secs(3),
-            poll_interval: Duration::from_millis(5),
+            poll_interval: Duration::from_millis(10),
             claim_window: Duration::from_millis(1900),
             forget_after: Duration::from_secs(24 * 60 * 60),
         }
@@ -77,7 +77,7 @@ impl SqliteLockBuilder {
 
     /// The store of a URL: `sqlite:///absolute/path` or `sqlite:relative/path`, with special
     /// characters percent-encoded, or `sqlite:` for the [state folder](Self::in_state_folder).
-    /// Settings may follow: `?busy_timeout_ms=2000&poll_interval_ms=5&claim_window_ms=1900`.
+    /// Settings may follow: `?busy_timeout_ms=2000&poll_interval_ms=10&claim_window_ms=1900`.
     ///
     /// # Errors
     ///
@@ -133,14 +133,14 @@ impl SqliteLockBuilder {
         self
     }
 
-    /// How often a process with waiters looks whether the file has changed: 1 ms to 1 s; 5 ms
+    /// How often a process with waiters looks whether the file has changed: 1 ms to 1 s; 10 ms
     /// unless set.
     pub fn poll_interval(mut self, interval: Duration) -> Self {
         self.settings.poll_interval = interval;
         self
     }
 
-    /// How long a waiter that gives no sign of life keeps its place: 0.1 s to 1 minute; 1.9 s
+    /// How long a waiter that gives no sign of life keeps its place: 0.1 s to 10 s; 1.9 s
     /// unless set. This is what a killed waiter costs those behind it.
     pub fn claim_window(mut self, window: Duration) -> Self {
         self.settings.claim_window = window;
@@ -187,7 +187,7 @@ impl SqliteLockBuilder {
         for (name, value, least, most) in [
             ("busy_timeout", busy_timeout, ms(0), ms(60_000)),
             ("poll_interval", poll_interval, ms(1), ms(1000)),
-            ("claim_window", claim_window, ms(100), ms(60_000)),
+            ("claim_window", claim_window, ms(100), ms(10_000)),
             (
                 "forget_after",
                 forget_after,

@@ -47,6 +47,18 @@ impl File {
             .disable_statement_logging()
     }
 
+    /// Bounds a call. SQLite's own limit comes first, except behind others that wait for the file.
+    pub(crate) async fn within_limit<T>(
+        &self,
+        call: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        let limit = self.busy_timeout + Duration::from_millis(500);
+        match timeout(limit, call).await {
+            Ok(answer) => answer,
+            Err(_) => Err(too_busy(&self.path, limit)),
+        }
+    }
+
     pub(crate) fn error(&self, error: sqlx::Error) -> StoreError {
         explain(&self.path, self.busy_timeout, error)
     }
@@ -92,12 +104,7 @@ impl Connection {
         &self,
         query: Query<'static, Sqlite, SqliteArguments>,
     ) -> Result<Vec<SqliteRow>, StoreError> {
-        // SQLite's own limit comes first, except behind other requests that wait for the file.
-        let limit = self.file.busy_timeout + Duration::from_millis(500);
-        match timeout(limit, self.rows_in_turn(query)).await {
-            Ok(rows) => rows,
-            Err(_) => Err(too_busy(&self.file.path, limit)),
-        }
+        self.file.within_limit(self.rows_in_turn(query)).await
     }
 
     pub(crate) async fn row(
@@ -126,12 +133,13 @@ impl Connection {
         rows.map_err(|why| self.file.error(why))
     }
 
-    /// Ends it; a statement that is under way is finished first.
+    /// Ends it, after what is under way; its thread may take until then.
     pub(crate) async fn close(&self) -> Result<(), StoreError> {
         let state = std::mem::replace(&mut *self.state.lock().await, State::Closed);
-        match state {
-            State::Open(connection) => connection.close().await.map_err(|why| self.file.error(why)),
-            State::Unopened | State::Closed => Ok(()),
-        }
+        let State::Open(connection) = state else {
+            return Ok(());
+        };
+        let closed = async { connection.close().await.map_err(|why| self.file.error(why)) };
+        self.file.within_limit(closed).await
     }
 }

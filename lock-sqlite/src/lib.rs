@@ -30,6 +30,7 @@
 
 mod config;
 mod connection;
+mod disk;
 mod error;
 mod queue;
 mod rows;

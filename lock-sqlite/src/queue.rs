@@ -26,11 +26,15 @@ struct State {
     places: HashMap<LockKey, Vec<Place>>,
     watches: u64,
     leader: Option<Leader>,
-    /// Something happened that the file's version does not show to the leader.
+    /// Something happened that the file's version does not show to the leader, or a leader may
+    /// have left while it was about to tell.
     look: bool,
     /// When the places have to give a sign of life next.
     beat_due: Option<Instant>,
 }
+
+/// The place of a claim that may not be in the queue.
+const NOWHERE: i64 = 0;
 
 /// A handle of this process on the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,27 +89,31 @@ impl Waiters {
         }
     }
 
-    /// The claim is in the queue of the file, at `seq`.
-    pub(crate) fn joined(&self, handle: HandleId, claim: &Claim, seq: i64) {
+    /// The claim is on its way into the queue of the file; whatever comes of it, it may be there.
+    pub(crate) fn joining(&self, handle: HandleId, claim: &Claim) {
         let mut state = self.state.lock();
         let due = Instant::now() + self.beat();
         state.beat_due = Some(state.beat_due.map_or(due, |other| other.min(due)));
-        let places = state.places.entry(claim.key.clone()).or_default();
-        match places.iter_mut().find(|place| place.hold == claim.hold) {
-            Some(place) => {
-                place.seq = seq;
-                place.handle = handle;
-                place.told = None;
-            }
-            None => places.push(Place {
-                seq,
+        if state.find(claim).is_none() {
+            let places = state.places.entry(claim.key.clone()).or_default();
+            places.push(Place {
+                seq: NOWHERE,
                 handle,
                 hold: claim.hold,
                 owner: claim.owner,
                 turn: Arc::new(Notify::new()),
-                told: None,
+                told: Some(Instant::now()),
                 watched: false,
-            }),
+            });
+        }
+    }
+
+    /// The claim is in the queue of the file, at `seq`.
+    pub(crate) fn joined(&self, handle: HandleId, claim: &Claim, seq: i64) {
+        if let Some(place) = self.state.lock().find(claim) {
+            place.seq = seq;
+            place.handle = handle;
+            place.told = None;
         }
     }
 
@@ -283,6 +291,7 @@ impl Watch<'_> {
                     turn: self.turn.clone(),
                     seen: now,
                 });
+                state.look = true;
             }
         }
         Role::Lead

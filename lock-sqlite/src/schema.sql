@@ -27,6 +27,15 @@ CREATE TABLE IF NOT EXISTS waiters (
 
 CREATE INDEX IF NOT EXISTS waiters_in_order ON waiters (key, seq);
 
+-- The time. SQLite takes it once in a statement, after it has the write lock.
+CREATE VIEW IF NOT EXISTS clock AS
+SELECT CAST(unixepoch('now', 'subsec') * 1000 + 0.5 AS INTEGER) AS now;
+
+-- No sign of life lasts for more than ten seconds: after the clock was set back, what it says about
+-- the dead is in the far future.
+CREATE VIEW IF NOT EXISTS live_waiters AS
+SELECT * FROM waiters WHERE alive_until - (SELECT now FROM clock) BETWEEN 1 AND 10000;
+
 -- One row: how far the sweep of idle locks is, and a token that none of those it deleted exceeds.
 CREATE TABLE IF NOT EXISTS swept (
     only   INTEGER PRIMARY KEY CHECK (only = 1),

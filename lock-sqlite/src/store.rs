@@ -1,6 +1,7 @@
 //! The verbs of the contract on the file.
 
 use std::{
+    collections::HashSet,
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -13,12 +14,17 @@ use lock_core::{
     Attempt, Busy, Capabilities, Claim, DistributedLock, Durability, FencingToken, Grant, LockInfo,
     LockKey, LockPage, Page, Release, Renewal, StoreError, TokenSource, Ttl,
 };
-use sqlx::{Row as _, Sqlite, query, query::Query, sqlite::SqliteArguments};
+use sqlx::{
+    Sqlite, query,
+    query::Query,
+    sqlite::{SqliteArguments, SqliteRow},
+};
 
 use crate::{
     SqliteLockBuilder,
     config::Settings,
     connection::{Connection, File},
+    disk,
     error::foreign_value,
     queue::{HandleId, Waiters, waiters_of},
     rows::{self, Foreign, get},
@@ -27,6 +33,9 @@ use crate::{
 };
 
 /// Locks in one SQLite file, for the processes of one machine.
+///
+/// It needs a tokio runtime with time enabled where its futures are awaited. All handles of a
+/// process on one file know each other's waiters, on whatever runtime they are.
 ///
 /// It has one connection for what it changes and one for what it reads, whatever the number of
 /// locks and waiters.
@@ -38,6 +47,7 @@ pub struct SqliteLock {
     pub(crate) waiters: Arc<Waiters>,
     handle: HandleId,
     file: File,
+    capabilities: Capabilities,
     closed: AtomicBool,
 }
 
@@ -102,7 +112,7 @@ impl SqliteLock {
     }
 
     fn ttl(&self, claim: &Claim) -> Ttl {
-        claim.ttl.max(self.capabilities().min_ttl)
+        claim.ttl.max(self.capabilities.min_ttl)
     }
 
     async fn acquire(&self, claim: &Claim) -> Result<Option<Grant>, StoreError> {
@@ -114,20 +124,18 @@ impl SqliteLock {
         let Some(row) = answer else {
             return Ok(None);
         };
-        let grant = Grant {
-            token: rows::token(&row).map_err(|why| self.foreign(why))?,
-            ttl,
-            holds: row.try_get(1).map_err(|why| self.file.error(why))?,
-        };
-        if row.try_get(2).map_err(|why| self.file.error(why))? {
+        if self.waiters.left(&claim.key, claim.hold) {
             self.leave_queue(claim).await;
         }
-        Ok(Some(grant))
+        Ok(Some(Grant {
+            token: rows::token(&row).map_err(|why| self.foreign(why))?,
+            ttl,
+            holds: get(&row, "holds").map_err(|why| self.foreign(why))?,
+        }))
     }
 
     /// After the grant. Should it fail, the place is passed over as that of a dead waiter.
     async fn leave_queue(&self, claim: &Claim) {
-        self.waiters.left(&claim.key, claim.hold);
         let statement = query(LEAVE_QUEUE)
             .bind(claim.key.as_str().to_owned())
             .bind(claim.hold.to_string());
@@ -137,6 +145,7 @@ impl SqliteLock {
     }
 
     async fn enqueue(&self, claim: &Claim) -> Result<(), StoreError> {
+        self.waiters.joining(self.handle, claim);
         let answer = self
             .writer
             .row(with_asker(ENQUEUE, claim, self.claim_window()))
@@ -170,7 +179,7 @@ impl SqliteLock {
         let Some(row) = row else {
             return Ok(());
         };
-        let last: Option<String> = row.try_get(0).map_err(|why| self.file.error(why))?;
+        let last: Option<String> = get(&row, "last").map_err(|why| self.foreign(why))?;
         let idle = self.settings.forget_after.as_millis() as i64;
         for statement in [SWEEP_TOKEN, SWEEP_LOCKS] {
             let statement = query(statement).bind(last.clone()).bind(idle);
@@ -189,15 +198,14 @@ impl SqliteLock {
             .map(|claim| (&claim.key, claim.owner, claim.hold, self.ttl(claim)))
             .collect();
         let asked = self.json(&asked)?;
-        let keys = |rows: Vec<sqlx::sqlite::SqliteRow>| -> Result<Vec<String>, StoreError> {
+        let keys = |rows: Vec<SqliteRow>| -> Result<HashSet<String>, StoreError> {
             let keys = rows.iter().map(|row| get(row, "key"));
             keys.collect::<Result<_, _>>()
                 .map_err(|why| self.foreign(why))
         };
         let renewed = keys(self.writer.rows(query(RENEW).bind(asked.clone())).await?)?;
-        let renewed: std::collections::HashSet<String> = renewed.into_iter().collect();
         let taken_over = if renewed.len() == claims.len() {
-            Vec::new()
+            HashSet::new()
         } else {
             keys(self.reader.rows(query(TAKEN_OVER).bind(asked)).await?)?
         };
@@ -208,7 +216,7 @@ impl SqliteLock {
                     ttl: self.ttl(claim),
                 },
                 key => Renewal::Gone {
-                    taken_over: taken_over.iter().any(|other| other == key),
+                    taken_over: taken_over.contains(key),
                 },
             })
             .collect())
@@ -217,8 +225,11 @@ impl SqliteLock {
 
 pub(crate) async fn open(path: PathBuf, settings: Settings) -> Result<SqliteLock, StoreError> {
     let file = File::new(path, &settings);
-    let connection = schema::open(&file).await?;
+    let connection = file.within_limit(schema::open(&file)).await?;
+    let mut capabilities = Capabilities::new("sqlite", TokenSource::ServerClock, Durability::Disk);
+    capabilities.warnings.extend(disk::warning(&file.path));
     Ok(SqliteLock {
+        capabilities,
         settings,
         writer: Connection::open(file.clone(), connection),
         reader: Connection::unopened(file.clone()),
@@ -247,7 +258,7 @@ fn with_asker(
 #[async_trait]
 impl DistributedLock for SqliteLock {
     fn capabilities(&self) -> Capabilities {
-        Capabilities::new("sqlite", TokenSource::ServerClock, Durability::Disk)
+        self.capabilities.clone()
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, StoreError> {
@@ -281,8 +292,8 @@ impl DistributedLock for SqliteLock {
             .bind(claim.hold.to_string());
         let mut answer = Release::NotHeld;
         if let Some(row) = self.writer.row(statement).await? {
-            let holds = row.try_get(0).map_err(|why| self.file.error(why))?;
-            let next: Option<i64> = row.try_get(1).map_err(|why| self.file.error(why))?;
+            let holds = get(&row, "holds").map_err(|why| self.foreign(why))?;
+            let next: Option<i64> = get(&row, "next").map_err(|why| self.foreign(why))?;
             if let (0, Some(next)) = (holds, next) {
                 self.waiters.tell(&claim.key, next);
             }
@@ -316,7 +327,7 @@ impl DistributedLock for SqliteLock {
         answers.resize_with(claims.len(), || None);
         let mut left: Vec<usize> = (0..claims.len()).collect();
         while !left.is_empty() {
-            let mut keys = std::collections::HashSet::new();
+            let mut keys = HashSet::new();
             let (now, later): (Vec<usize>, Vec<usize>) =
                 left.iter().partition(|&&at| keys.insert(&claims[at].key));
             let batch: Vec<&Claim> = now.iter().map(|&at| &claims[at]).collect();
@@ -374,7 +385,7 @@ impl DistributedLock for SqliteLock {
         let Some(row) = self.writer.row(statement).await? else {
             return Ok(false);
         };
-        let next: Option<i64> = row.try_get(0).map_err(|why| self.file.error(why))?;
+        let next: Option<i64> = get(&row, "next").map_err(|why| self.foreign(why))?;
         if let Some(next) = next {
             self.waiters.tell(key, next);
         }
@@ -393,7 +404,7 @@ impl DistributedLock for SqliteLock {
     async fn close(&self) -> Result<(), StoreError> {
         self.closed.store(true, Ordering::Release);
         self.waiters.forget(self.handle);
-        self.writer.close().await?;
-        self.reader.close().await
+        let (writer, reader) = tokio::join!(self.writer.close(), self.reader.close());
+        writer.and(reader)
     }
 }

@@ -59,7 +59,7 @@ impl SqliteLock {
             None => pause,
         };
         // At most a fifth of the time, however many locks there are to look at.
-        pause.max(began.elapsed() * 4)
+        pause.max((began.elapsed() * 4).min(TAKE_OVER / 4))
     }
 
     async fn give_sign_of_life(&self) -> Result<(), StoreError> {

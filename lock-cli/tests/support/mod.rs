@@ -1,5 +1,5 @@
 //! A store of its own for each test, the program, and looking at processes.
-#![allow(dead_code, unreachable_pub, missing_docs)] // every test program uses a part of it
+#![allow(dead_code, unreachable_pub, missing_docs, clippy::unwrap_used)] // every test program uses a part of it
 
 use std::{
     fs,
@@ -17,11 +17,16 @@ use tempfile::TempDir;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A folder with a store in it.
-pub struct Place(TempDir);
+pub struct Place(TempDir, &'static str);
 
 impl Place {
     pub fn new() -> Self {
-        Self(tempfile::tempdir().unwrap())
+        Self::with("")
+    }
+
+    /// With settings of the store, as they stand in a URL.
+    pub fn with(settings: &'static str) -> Self {
+        Self(tempfile::tempdir().unwrap(), settings)
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -29,7 +34,7 @@ impl Place {
     }
 
     pub fn url(&self) -> String {
-        format!("sqlite://{}", self.path("locks.db").display())
+        format!("sqlite://{}{}", self.path("locks.db").display(), self.1)
     }
 
     /// `distlock` with these arguments, split at white space, on the store of this place.

@@ -14,7 +14,7 @@ use super::{
     actor::{Actor, LONG, SHORT, Stalls, client, key, until},
     spy::Spy,
 };
-use crate::{Attempt, Error, LockClient, LostReason, RunError};
+use crate::{Attempt, Error, FencingToken, Handoff, LockClient, LostReason, RunError};
 
 /// The watchdog keeps a lock for ten ttls, though the client it came from is gone; nobody else
 /// gets in, and the release is in order. Clauses 5 and 6; A9, A10, B99.
@@ -139,8 +139,8 @@ pub async fn a_forced_release_is_noticed(subject: &dyn Subject) {
     let key = key("noticed");
     let client = client(subject).await;
     let operator = Actor::open(subject, &key, "operator").await;
-    // Renewed every 10 s: a loss at the deadline would have another reason.
-    let ttl = Duration::from_secs(30);
+    // A loss at the deadline would have another reason.
+    let ttl = Duration::from_secs(12);
     let guard = client
         .lock(&key)
         .ttl(ttl)
@@ -231,7 +231,8 @@ pub async fn work_stops_when_its_lock_is_lost(subject: &dyn Subject) {
     let done = client.run(&key, async |guard| guard.token()).await;
     let token = done.expect("the work is done");
     assert_eq!(operator.looks().await, None);
-    let stopped = client.run(&key, async |guard| {
+    let acquire = client.lock(&key).ttl(Duration::from_secs(6));
+    let stopped = acquire.run(async |guard| {
         assert!(guard.token() > token);
         assert!(operator.force(None).await);
         std::future::pending::<()>().await
@@ -383,6 +384,12 @@ pub async fn a_lock_is_handed_over(subject: &dyn Subject) {
     tokio::time::sleep(attached.ttl() * 2).await;
     assert_eq!(spy.seen.requests(), before, "nothing more comes from here");
     rival.is_refused().await;
+    let forged = Handoff {
+        token: FencingToken::new(token.as_u64() + 1).expect("above zero"),
+        ..handoff.clone()
+    };
+    let refused = there.attach(&forged, None).await;
+    assert!(matches!(refused, Err(Error::Lost { .. })), "{refused:?}");
     assert!(attached.is_held());
     attached.release().await.expect("it was held");
 

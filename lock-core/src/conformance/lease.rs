@@ -10,7 +10,7 @@ use super::{
     Subject,
     actor::{Actor, LONG, SHORT, assert_not_early, key, ttl, until},
 };
-use crate::{Renewal, Ttl};
+use crate::{Page, Release, Renewal, Ttl};
 
 /// A holder that does nothing loses the lock, at its ttl and not before. Clause 5; A22, B37, B96.
 pub async fn a_lease_ends_by_itself_and_never_early(subject: &dyn Subject) {
@@ -161,6 +161,56 @@ pub async fn a_renewal_after_the_end_is_gone(subject: &dyn Subject) {
     next.leaves().await;
     assert_eq!(late.renew().await, Renewal::Gone { taken_over: false });
     assert_eq!(late.looks().await, None);
+}
+
+/// A lease that nobody looks at ends all the same: whatever comes first afterwards finds it gone.
+/// Clauses 4, 5 and 7; A5, A6, A27, B12, B81.
+pub async fn an_unwatched_lease_ends_as_well(subject: &dyn Subject) {
+    let handle = subject.open().await;
+    let abandon = || async {
+        let actor = Actor::on(&handle, &key("unwatched"), "actor").with_ttl(SHORT);
+        let grant = actor.enters().await;
+        (actor, grant)
+    };
+    let abandoned = join_all((0..9).map(|_| abandon())).await;
+    let ttl = abandoned[0].1.ttl.as_duration();
+    tokio::time::sleep(ttl * 3 / 2).await;
+    let mut abandoned = abandoned.into_iter();
+    let mut next = || abandoned.next().expect("one for each verb");
+
+    let (late, _) = next();
+    assert_eq!(late.renew().await, Renewal::Gone { taken_over: false });
+    let (late, _) = next();
+    let renewals = handle.renew_all(std::slice::from_ref(&late.claim)).await;
+    assert!(
+        matches!(renewals[..], [Ok(Renewal::Gone { taken_over: false })]),
+        "{renewals:?}"
+    );
+    let (late, _) = next();
+    assert_eq!(late.release().await, Release::NotHeld);
+    let (late, _) = next();
+    assert_eq!(late.looks().await, None);
+    let (late, _) = next();
+    let listed = handle.list(late.claim.key.as_str(), Page::default()).await;
+    assert_eq!(listed.expect("a list").locks, []);
+    let (late, _) = next();
+    assert!(!late.force(None).await, "there is no grant to end");
+    let (late, old) = next();
+    assert!(late.rival("rival").enters().await.token > old.token);
+    // The same hold, or another one of the owner: a new grant, not a re-entry.
+    let (late, old) = next();
+    let new = late.clone().with_ttl(LONG).enters().await;
+    assert!(
+        new.token > old.token && new.holds == 1,
+        "{new:?} after {old:?}"
+    );
+    let (late, old) = next();
+    let new = late.second_hold("second").enters().await;
+    assert!(
+        new.token > old.token && new.holds == 1,
+        "{new:?} after {old:?}"
+    );
+    assert_eq!(late.release().await, Release::NotHeld);
 }
 
 /// A renewal at the very end of the lease either holds for a whole ttl or is gone; never both.

@@ -121,6 +121,7 @@ macro_rules! __with_behaviours {
             lease::a_renewal_never_shortens_the_lease,
             lease::a_renewal_takes_its_own_ttl,
             lease::a_renewal_after_the_end_is_gone,
+            lease::an_unwatched_lease_ends_as_well,
             lease::a_renewal_that_races_the_end_is_decided_once,
             lease::renewals_in_a_batch_are_answered_in_order,
 
