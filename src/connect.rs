@@ -38,6 +38,8 @@ pub async fn open(url: &str) -> Result<Arc<dyn DistributedLock>> {
         "redis" | "rediss" | "valkey" | "valkeys" | "unix" => {
             lock_redis::RedisLock::connect(url).await.map(share)
         }
+        #[cfg(feature = "postgres")]
+        "postgres" | "postgresql" => lock_postgres::PostgresLock::connect(url).await.map(share),
         #[cfg(feature = "sqlite")]
         "sqlite" => {
             let store = lock_sqlite::SqliteLockBuilder::from_url(url).map_err(bad_url)?;

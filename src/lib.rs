@@ -26,6 +26,9 @@ mod connect;
 pub use connect::{connect, open};
 pub use lock_core::*;
 
+#[cfg(feature = "postgres")]
+#[doc(inline)]
+pub use lock_postgres as postgres;
 #[cfg(feature = "redis")]
 #[doc(inline)]
 pub use lock_redis as redis;

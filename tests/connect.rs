@@ -39,8 +39,8 @@ async fn a_store_that_is_not_compiled_in_names_its_feature() {
         ("redis://h", "redis", cfg!(feature = "redis")),
         ("REDISS://h", "redis", cfg!(feature = "redis")),
         ("unix:///s", "redis", cfg!(feature = "redis")),
-        ("postgres://h/d", "postgres", false),
-        ("postgresql://h/d", "postgres", false),
+        ("postgres://h/d", "postgres", cfg!(feature = "postgres")),
+        ("postgresql://h/d", "postgres", cfg!(feature = "postgres")),
         ("etcd://h", "etcd", false),
     ];
     for (url, feature, is_there) in stores {

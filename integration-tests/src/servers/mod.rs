@@ -1,6 +1,8 @@
 //! Servers that belong to one test run: a free port, loopback only, a temporary data folder,
 //! stopped by whoever started them.
 
+pub mod pgbouncer;
+pub mod postgres;
 pub mod redis;
 
 use std::net::TcpListener;

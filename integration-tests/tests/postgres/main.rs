@@ -1,0 +1,16 @@
+//! The Postgres store against a private server, directly and through PgBouncer.
+
+#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests as well")]
+
+mod conflicts;
+mod conformance;
+mod connections;
+mod counting;
+mod expiry;
+mod faults;
+mod pooler;
+mod schema;
+mod support;
+mod sweeping;
+mod transactions;
+mod verbs;
