@@ -9,7 +9,8 @@
 -- index covers a column that changes and the pages keep room, so every update is a HOT update.
 CREATE TABLE IF NOT EXISTS public.distlock_lock (
     -- Compared by bytes, whatever the database's collation.
-    key        text COLLATE "C" PRIMARY KEY,
+    -- Without lists of duplicates, which a backward scan would return oldest first (see run_v1).
+    key        text COLLATE "C" PRIMARY KEY WITH (deduplicate_items = off),
     -- The fencing token of the last grant.
     token      bigint NOT NULL,
     -- NULL: nobody holds it.
@@ -72,12 +73,18 @@ END
 $$;
 
 -- A batch of requests: the arrays have one element for each, and so has the answer, in the same
--- order. `beat` says that the process lives and asks whose turn it is; it comes last. `force` ends the grant with the token in `ttls`, or any when it is NULL. The caller sorts them by key, so that batches lock rows in one order and cannot deadlock.
---
--- `alone` says that no other request of the batch has the same key.
+-- order. `beat` says that the process lives and asks whose turn it is; it comes last. `force` ends
+-- the grant with the token in `ttls`, or any when it is NULL. `alone` says that no other request of
+-- the batch has the same key. The caller sorts them by key, so that batches lock rows in one order
+-- and cannot deadlock.
 --
 -- Every decision is taken with the lock's row locked and on a clock read after that. It relies on
 -- READ COMMITTED, where each statement inside sees what was committed before it.
+--
+-- While an old transaction is open anywhere, no version of a row that was updated since can go, and
+-- `key = k` would visit them all, from the oldest to the one that counts. So a row is looked up
+-- from the newest version backwards (a range and ORDER BY … DESC, since for `=` the planner drops
+-- the order), and once it is locked it is found by its place, the ctid.
 CREATE OR REPLACE FUNCTION public.distlock_run_v1(
     me uuid, may_notify boolean,
     verbs text[], keys text[], owners uuid[], hold_ids uuid[], ttls bigint[],
@@ -98,7 +105,8 @@ DECLARE
     k        text COLLATE "C";
     o        uuid;
     h        uuid;
-    l        public.distlock_lock;
+    l        record;
+    spots    tid[];
     t        timestamptz;
     lease    timestamptz;
     live     boolean;
@@ -117,15 +125,20 @@ BEGIN
             SELECT r.key, 0, '{}', clock_timestamp(), clock_timestamp()
             FROM unnest(verbs, keys) r (verb, key)
             WHERE r.verb IN ('try', 'queue')
-                AND NOT EXISTS (SELECT FROM public.distlock_lock l WHERE l.key = r.key)
+                AND (SELECT true FROM public.distlock_lock l
+                    WHERE l.key >= r.key AND l.key <= r.key ORDER BY l.key DESC LIMIT 1) IS NULL
             ORDER BY r.key COLLATE "C"
             ON CONFLICT DO NOTHING;
         IF FOUND THEN
             SELECT token INTO floor FROM public.distlock_floor WHERE id;
         END IF;
         -- ... then lock them all, in the order of the keys, ...
-        PERFORM FROM unnest(keys) r (key) JOIN public.distlock_lock l ON l.key = r.key
-            ORDER BY l.key FOR UPDATE OF l;
+        SELECT array_agg(l.spot ORDER BY r.n) INTO spots
+            FROM unnest(keys) WITH ORDINALITY r (key, n)
+            LEFT JOIN LATERAL (
+                SELECT l.ctid AS spot FROM public.distlock_lock l
+                WHERE l.key >= r.key AND l.key <= r.key ORDER BY l.key DESC LIMIT 1 FOR UPDATE
+            ) l ON true;
         t := clock_timestamp();
         -- ... then decide.
         FOR next IN
@@ -146,9 +159,9 @@ BEGIN
                     ELSE r.host END,
                 pid = CASE r.verb WHEN 'release' THEN NULL WHEN 'renew' THEN l.pid
                     ELSE r.pid END
-            FROM unnest(verbs, keys, owners, hold_ids, ttls, labels, hosts, pids, alone)
-                WITH ORDINALITY r (verb, key, owner, hold, ttl, label, host, pid, alone, n)
-            WHERE l.key = r.key AND r.alone AND CASE r.verb
+            FROM unnest(spots, verbs, keys, owners, hold_ids, ttls, labels, hosts, pids, alone)
+                WITH ORDINALITY r (spot, verb, key, owner, hold, ttl, label, host, pid, alone, n)
+            WHERE l.ctid = r.spot AND l.key = r.key AND r.alone AND CASE r.verb
                 WHEN 'renew' THEN
                     l.owner = r.owner AND l.expires > t AND r.hold = ANY (l.holds)
                 WHEN 'release' THEN
@@ -213,7 +226,8 @@ BEGIN
 
         -- Lock the row; an attempt makes it when it is missing.
         LOOP
-            SELECT * INTO l FROM public.distlock_lock WHERE key = k FOR UPDATE;
+            SELECT *, ctid AS spot INTO l FROM public.distlock_lock
+                WHERE key >= k AND key <= k ORDER BY key DESC LIMIT 1 FOR UPDATE;
             EXIT WHEN FOUND OR verb NOT IN ('try', 'queue');
             INSERT INTO public.distlock_lock (key, token, holds, since, expires)
                 VALUES (k, 0, '{}', clock_timestamp(), clock_timestamp()) ON CONFLICT DO NOTHING;
@@ -404,7 +418,7 @@ BEGIN
                 token = l.token, owner = l.owner, holds = l.holds, since = l.since,
                 expires = l.expires, label = l.label, host = l.host, pid = l.pid,
                 waiters = l.waiters, turn = l.turn, turn_until = l.turn_until
-                WHERE key = k;
+                WHERE ctid = l.spot;
         END IF;
         RETURN NEXT;
     END LOOP;
