@@ -1,12 +1,16 @@
 //! What the Postgres store costs, measured against the same server in the same run.
 //!
-//! `cargo run --release -p integration-tests --bin postgres_bench [SECTION…]` starts a private
-//! server with fsync on and prints, for each section, figures from interleaved rounds and whether
-//! they are within their bounds. It ends with an error when one is not.
+//! `cargo bench -p integration-tests --bench postgres [-- SECTION…]` starts a private server with
+//! fsync on and prints, for each section, figures from interleaved rounds and whether they are
+//! within their bounds. It ends with an error when one is not.
 //!
-//! Sections: `pair`, `throughput`, `contention`, `idle`, `bloat`; all of them by default.
+//! Sections: pair, throughput, contention, idle, bloat; all of them by default. And bloat-long,
+//! which is bloat at its full size, a million cycles.
+
+#![allow(clippy::unwrap_used)]
 
 use std::{
+    env,
     process::ExitCode,
     sync::{
         Arc,
@@ -28,10 +32,22 @@ use uuid::Uuid;
 
 const ROUNDS: usize = 9;
 
-#[tokio::main]
-async fn main() -> ExitCode {
-    let wanted: Vec<String> = std::env::args().skip(1).collect();
-    let runs = |name: &str| wanted.is_empty() || wanted.iter().any(|want| want == name);
+fn main() -> ExitCode {
+    let wanted: Vec<_> = env::args()
+        .skip(1)
+        .filter(|a| !a.starts_with("--"))
+        .collect();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(run(&wanted))
+}
+
+async fn run(wanted: &[String]) -> ExitCode {
+    let named = |name: &str| wanted.iter().any(|want| want == name);
+    let runs = |name: &str| wanted.is_empty() || named(name);
     let server = PostgresServer::with(&[
         "fsync=on",
         "max_connections=50",
@@ -54,7 +70,10 @@ async fn main() -> ExitCode {
         idle(&server, &mut bounds).await;
     }
     if runs("bloat") {
-        bloat(&server, &mut bounds).await;
+        bloat(&server, &mut bounds, 3).await;
+    }
+    if named("bloat-long") {
+        bloat(&server, &mut bounds, 10).await;
     }
     let errors: Vec<_> = server
         .log()
@@ -427,12 +446,14 @@ async fn idle(server: &PostgresServer, bounds: &mut Bounds) {
     store.close().await.expect("the store closes");
 }
 
-/// A million cycles over 1,000 keys, a transaction open meanwhile: the table stays small and the
-/// statements stay fast.
-async fn bloat(server: &PostgresServer, bounds: &mut Bounds) {
-    const CYCLES: u64 = 1_000_000;
-    const OPEN: std::ops::Range<u64> = 300_000..340_000;
-    println!("bloat: {CYCLES} cycles over 1,000 keys, a snapshot held open for {OPEN:?}");
+/// Many cycles over 1,000 keys while a transaction of another session is open for a part of each
+/// round: the table stays small, and no statement takes much longer.
+async fn bloat(server: &PostgresServer, bounds: &mut Bounds, rounds: usize) {
+    const CLOSED: u64 = 60_000;
+    const OPEN: u64 = 40_000;
+    println!(
+        "bloat: {rounds} rounds of {CLOSED} cycles over 1,000 keys and {OPEN} more with a snapshot held open"
+    );
     let store = PostgresLock::builder(&server.url())
         .expect("a URL")
         .schema("bloat")
@@ -443,56 +464,46 @@ async fn bloat(server: &PostgresServer, bounds: &mut Bounds) {
         .expect("the store");
     let store = Arc::new(store);
     let client = LockClient::new(store.clone());
-    let done = Arc::new(AtomicU64::new(0));
+    let cycles = Cycles::default();
+    let stop = Arc::new(AtomicBool::new(false));
     let mut running = JoinSet::new();
     for task in 0..64_u64 {
-        let (client, done) = (client.clone(), done.clone());
+        let (client, cycles, stop) = (client.clone(), cycles.clone(), stop.clone());
         running.spawn(async move {
             let mut turn = task;
-            while done.fetch_add(1, Ordering::Relaxed) < CYCLES {
+            while !stop.load(Ordering::Relaxed) {
                 // Each task has keys of its own.
                 turn += 64;
                 let key = turn % 1000 / 64 * 64 + task;
-                let guard = client.acquire(format!("bloat/{}", key % 1000)).await;
+                let key = if key < 1000 { key } else { task };
+                let begin = Instant::now();
+                let guard = client.acquire(format!("bloat/{key}")).await;
                 guard.expect("a guard").release().await.expect("a release");
+                cycles.done(begin.elapsed());
             }
         });
     }
-    let mut old = None;
-    // The time per cycle in slices before, while and after the snapshot is open.
-    let mut slices = [Vec::new(), Vec::new(), Vec::new()];
-    let mut phase = 0;
-    let mut largest = 0;
+    cycles.take(20_000).await;
     let mut probe = server.admin().await;
-    while done.load(Ordering::Relaxed) < CYCLES {
-        let before = done.load(Ordering::Relaxed);
-        let begin = Instant::now();
-        tokio::time::sleep(Duration::from_secs(2)).await;
-        let part = (done.load(Ordering::Relaxed) - before) as f64;
-        if before > 20_000 && done.load(Ordering::Relaxed) < CYCLES {
-            slices[phase].push(begin.elapsed().as_secs_f64() * 1e6 / part);
-        }
+    let (mut closed, mut open, mut late, mut largest) = (Vec::new(), Vec::new(), Vec::new(), 0);
+    for _ in 0..rounds {
+        closed.push(cycles.take(CLOSED).await);
+        let mut old = server.admin().await;
+        let snapshot = "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1";
+        sqlx::raw_sql(snapshot)
+            .execute(&mut old)
+            .await
+            .expect("a snapshot");
+        open.push(cycles.take(OPEN * 3 / 4).await);
+        late.push(cycles.take(OPEN / 4).await);
         largest = largest.max(size(&mut probe).await);
-        if old.is_none() && OPEN.contains(&before) {
-            let mut connection = server.admin().await;
-            let snapshot = "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1";
-            sqlx::raw_sql(snapshot)
-                .execute(&mut connection)
-                .await
-                .expect("a snapshot");
-            old = Some(connection);
-            phase = 1;
-        } else if before > OPEN.end
-            && let Some(connection) = old.as_mut()
-        {
-            sqlx::raw_sql("COMMIT")
-                .execute(connection)
-                .await
-                .expect("it ends");
-            phase = 2;
-        }
+        sqlx::raw_sql("COMMIT")
+            .execute(&mut old)
+            .await
+            .expect("it ends");
+        old.close().await.expect("it closes");
     }
-    assert!(old.is_some(), "the transaction was open for a part");
+    stop.store(true, Ordering::Relaxed);
     while let Some(end) = running.join_next().await {
         end.expect("the task ends");
     }
@@ -504,22 +515,74 @@ async fn bloat(server: &PostgresServer, bounds: &mut Bounds) {
         }
         tokio::time::sleep(Duration::from_millis(500)).await;
     };
-    let [before, open, after] = slices.map(|slices| median(&slices));
+    let hot: f64 = hot(&mut probe).await;
     println!(
-        "  per cycle, median of slices of 2 s: {before:.0} µs before, {open:.0} µs while it is open, \
-         {after:.0} µs after; largest {largest} bytes"
+        "  largest {:.1} MB, HOT updates {hot:.3}",
+        largest as f64 / 1e6
     );
-    let ratio: f64 = hot(&mut probe).await;
-    println!("  HOT updates {ratio:.3}");
-    bounds.at_most(
-        "while it is open or after against before",
-        open.max(after) / before,
-        2.0,
-    );
+    let column = |phases: &[Phase], of: fn(&Phase) -> f64| {
+        median(&phases.iter().map(of).collect::<Vec<_>>())
+    };
+    let ratio = |phases: &[Phase], of: fn(&Phase) -> f64| {
+        let ratios = phases.iter().zip(&closed);
+        median(
+            &ratios
+                .map(|(with, without)| of(with) / of(without))
+                .collect::<Vec<_>>(),
+        )
+    };
+    for (what, of) in [
+        ("a pair's p50", (|phase| phase.p50) as fn(&Phase) -> f64),
+        ("time per cycle", |phase| phase.each),
+    ] {
+        println!(
+            "  {what}: {:.0} µs without the snapshot, {:.0} µs with it, {:.0} µs in the last quarter with it",
+            column(&closed, of),
+            column(&open, of),
+            column(&late, of)
+        );
+        bounds.at_most(&format!("{what}, with / without"), ratio(&open, of), 2.0);
+        bounds.at_most(
+            &format!("{what}, last quarter with / without"),
+            ratio(&late, of),
+            2.0,
+        );
+    }
     bounds.at_most("MB after the sweeper", last as f64 / 1e6, 20.0);
     probe.close().await.expect("it closes");
     client.shutdown().await;
     store.close().await.expect("the store closes");
+}
+
+/// What the tasks do, one phase after another.
+#[derive(Clone, Default)]
+struct Cycles(Arc<parking_lot::Mutex<Vec<f64>>>);
+
+/// Times in µs.
+struct Phase {
+    p50: f64,
+    each: f64,
+}
+
+impl Cycles {
+    fn done(&self, took: Duration) {
+        self.0.lock().push(took.as_secs_f64() * 1e6);
+    }
+
+    /// The next `count` cycles.
+    async fn take(&self, count: u64) -> Phase {
+        self.0.lock().clear();
+        let begin = Instant::now();
+        while (self.0.lock().len() as u64) < count {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let elapsed = begin.elapsed();
+        let times = std::mem::take(&mut *self.0.lock());
+        Phase {
+            p50: median(&times),
+            each: elapsed.as_secs_f64() * 1e6 / times.len() as f64,
+        }
+    }
 }
 
 async fn size(connection: &mut PgConnection) -> i64 {
