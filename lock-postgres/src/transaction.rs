@@ -1,6 +1,8 @@
 //! Locks that are tied to a transaction of the application, in the same database.
 
-use lock_core::{Busy, DistributedLock, Error, LockGuard, LockKey, LostReason, Result, StoreError};
+use lock_core::{
+    Busy, DistributedLock, Error, LockGuard, LockInfo, LockKey, LostReason, Result, StoreError,
+};
 use sqlx::{AssertSqlSafe, Connection, PgTransaction, Row};
 
 use crate::{PostgresLock, error::store_error};
@@ -46,6 +48,23 @@ impl PostgresLock {
             key: Some(key.clone()),
             source,
         };
+        let busy = |info: LockInfo| Error::Busy {
+            key: key.clone(),
+            busy: Box::new(Busy {
+                remaining: info
+                    .holder
+                    .as_ref()
+                    .map(|holder| holder.remaining)
+                    .unwrap_or_default(),
+                queued: u32::try_from(info.waiters.len()).unwrap_or(u32::MAX),
+                holder: info.holder,
+                position: None,
+            }),
+        };
+        // Who only finds out that it is busy must not be in the way of the waiter whose turn it is.
+        if let Some(info) = self.inspect(key).await.map_err(failed)? {
+            return Err(busy(info));
+        }
         // The savepoint lets go of the advisory lock when the key is busy.
         let mut attempt = transaction
             .begin()
@@ -65,20 +84,7 @@ impl PostgresLock {
                     .rollback()
                     .await
                     .map_err(|why| failed(store_error(why)))?;
-                let busy = Busy {
-                    remaining: info
-                        .holder
-                        .as_ref()
-                        .map(|holder| holder.remaining)
-                        .unwrap_or_default(),
-                    queued: u32::try_from(info.waiters.len()).unwrap_or(u32::MAX),
-                    holder: info.holder,
-                    position: None,
-                };
-                Err(Error::Busy {
-                    key: key.clone(),
-                    busy: Box::new(busy),
-                })
+                Err(busy(info))
             }
         }
     }
