@@ -75,8 +75,9 @@ $$;
 -- A batch of requests: the arrays have one element for each, and so has the answer, in the same
 -- order. `beat` says that the process lives and asks whose turn it is; it comes last. `force` ends
 -- the grant with the token in `ttls`, or any when it is NULL. `alone` says that no other request of
--- the batch has the same key. The caller sorts them by key, so that batches lock rows in one order
--- and cannot deadlock.
+-- the batch has the same key. The caller sorts them by key, so that batches make rows in one order
+-- and cannot deadlock. A row that another session has locked is not waited for: its request is
+-- answered `locked`, nothing is done about it, and the others of the batch are not kept.
 --
 -- Every decision is taken with the lock's row locked and on a clock read after that. It relies on
 -- READ COMMITTED, where each statement inside sees what was committed before it.
@@ -113,6 +114,7 @@ DECLARE
     mine     boolean;
     ends     boolean;
     dirty    boolean;
+    locked   boolean;
     next     record;
     -- The tokens of the requests that were simple.
     simple   bigint[];
@@ -132,12 +134,13 @@ BEGIN
         IF FOUND THEN
             SELECT token INTO floor FROM public.distlock_floor WHERE id;
         END IF;
-        -- ... then lock them all, in the order of the keys, ...
+        -- ... then lock those that nobody else has locked, ...
         SELECT array_agg(l.spot ORDER BY r.n) INTO spots
             FROM unnest(keys) WITH ORDINALITY r (key, n)
             LEFT JOIN LATERAL (
                 SELECT l.ctid AS spot FROM public.distlock_lock l
-                WHERE l.key >= r.key AND l.key <= r.key ORDER BY l.key DESC LIMIT 1 FOR UPDATE
+                WHERE l.key >= r.key AND l.key <= r.key ORDER BY l.key DESC LIMIT 1
+                FOR UPDATE SKIP LOCKED
             ) l ON true;
         t := clock_timestamp();
         -- ... then decide.
@@ -227,13 +230,20 @@ BEGIN
         -- Lock the row; an attempt makes it when it is missing.
         LOOP
             SELECT *, ctid AS spot INTO l FROM public.distlock_lock
-                WHERE key >= k AND key <= k ORDER BY key DESC LIMIT 1 FOR UPDATE;
-            EXIT WHEN FOUND OR verb NOT IN ('try', 'queue');
+                WHERE key >= k AND key <= k ORDER BY key DESC LIMIT 1 FOR UPDATE SKIP LOCKED;
+            EXIT WHEN FOUND;
+            locked := EXISTS (SELECT FROM public.distlock_lock WHERE key = k);
+            EXIT WHEN locked OR verb NOT IN ('try', 'queue');
             INSERT INTO public.distlock_lock (key, token, holds, since, expires)
                 VALUES (k, 0, '{}', clock_timestamp(), clock_timestamp()) ON CONFLICT DO NOTHING;
             -- The sweeper may have raised it while it deleted this row.
             SELECT token INTO floor FROM public.distlock_floor WHERE id;
         END LOOP;
+        IF l.key IS NULL AND locked THEN
+            answer := 'locked';
+            RETURN NEXT;
+            CONTINUE;
+        END IF;
         t := clock_timestamp();
         live := l.owner IS NOT NULL AND l.expires > t;
         mine := live AND l.owner = o;

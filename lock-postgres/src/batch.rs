@@ -14,8 +14,9 @@ use tokio::{
 
 use crate::{
     config::{Listen, PostgresLockBuilder},
-    connection::{Backend, Connector, Session, no_answer},
+    connection::{Backend, Connector, Session, no_answer, with_defaults},
     error::{breaks_connection, sqlstate, store_error},
+    metrics,
     request::{Answer, Reply, Request, Verb},
     sweeper::Sweeper,
     view::View,
@@ -24,6 +25,10 @@ use crate::{
 
 /// How often a process with waiters says that it lives: well within the 2 s of the schema.
 const BEAT: Duration = Duration::from_millis(600);
+
+/// How long a request goes on trying when another session has its lock's row locked. Batches lock
+/// rows for a moment only, so this is a transaction of somebody else.
+const LOCKED_LIMIT: Duration = Duration::from_secs(1);
 
 /// A connection that takes requests in batches.
 ///
@@ -70,7 +75,27 @@ struct Asked {
     request: Request,
     /// Until when it may wait for a statement that is sent anyway; `None`: it is urgent.
     patient: Option<Instant>,
+    locked: Option<Locked>,
     reply: oneshot::Sender<Result<Answer, StoreError>>,
+}
+
+/// A request whose lock's row another session has locked.
+#[derive(Clone, Copy)]
+struct Locked {
+    since: Instant,
+    /// When to try again, unless something is sent before.
+    again: Instant,
+}
+
+impl Locked {
+    /// The row is locked, again; `None` when it has been for long enough.
+    fn after(before: Option<Self>) -> Option<Self> {
+        let now = Instant::now();
+        let since = before.map_or(now, |locked| locked.since);
+        let pause = ((now - since) / 4).clamp(Duration::from_millis(2), Duration::from_millis(50));
+        let again = now + pause.mul_f64(rand::random_range(0.5..1.0));
+        (now - since < LOCKED_LIMIT).then_some(Self { since, again })
+    }
 }
 
 impl Lane {
@@ -124,6 +149,7 @@ impl Lane {
         self.send(Job::Ask(Asked {
             request,
             patient,
+            locked: None,
             reply,
         }))?;
         answer.await.unwrap_or_else(|_| Err(runtime_ended()))
@@ -162,6 +188,7 @@ impl Lane {
             background: self.background.clone(),
             jobs,
             patient: Vec::new(),
+            locked: Vec::new(),
             last_sent: self.last_sent.clone(),
             session,
             abandoned: None,
@@ -200,6 +227,8 @@ struct Driver {
     background: Option<Background>,
     jobs: mpsc::UnboundedReceiver<Job>,
     patient: Vec<Asked>,
+    /// Requests whose rows were locked; they go with every statement until they are answered.
+    locked: Vec<Asked>,
     last_sent: Arc<Mutex<Option<Instant>>>,
     session: Option<Session>,
     /// The server process of a connection that was given up with a statement under way.
@@ -230,6 +259,15 @@ impl Driver {
                 Some(at) => Either::Left(sleep_until(at)),
                 None => Either::Right(pending()),
             };
+            let locked_is_due = match self
+                .locked
+                .iter()
+                .filter_map(|asked| asked.locked)
+                .min_by_key(|locked| locked.again)
+            {
+                Some(locked) => Either::Left(sleep_until(locked.again)),
+                None => Either::Right(pending()),
+            };
             tokio::select! {
                 biased;
                 received = self.jobs.recv_many(&mut jobs, self.batch_limit) => {
@@ -240,6 +278,7 @@ impl Driver {
                 () = turns.nudged(), if self.background.is_some() => {}
                 () = beat_is_due => {}
                 () = patience => {}
+                () = locked_is_due => {}
                 () = sweep_is_due => {}
             }
             let mut urgent = Vec::new();
@@ -267,6 +306,11 @@ impl Driver {
             };
             if beats || !urgent.is_empty() || self.patient.iter().any(is_due) {
                 urgent.append(&mut self.patient);
+            }
+            // First those that came first.
+            let again = |asked: &Asked| asked.locked.is_some_and(|locked| locked.again <= now);
+            if !urgent.is_empty() || self.locked.iter().any(again) {
+                urgent.splice(0..0, self.locked.drain(..));
             }
             self.serve(urgent, beats).await;
             for (view, reply) in looks {
@@ -303,9 +347,9 @@ impl Driver {
         if !self.listener.is_empty() {
             return;
         }
-        let options = match &background.listen {
-            Listen::Url(options) => options.as_ref().clone(),
-            Listen::SameUrl if !self.connector.is_pooled() => self.connector.listen_options(),
+        let server = match &background.listen {
+            Listen::Url(options) => Some(with_defaults(options.as_ref().clone())),
+            Listen::SameUrl if !self.connector.is_pooled() => None,
             Listen::SameUrl => {
                 if !self.warned {
                     self.warned = true;
@@ -319,7 +363,7 @@ impl Driver {
             }
             Listen::Never => return,
         };
-        let task = listen(options, self.connector.process, self.turns.clone());
+        let task = listen(server, self.connector.clone(), self.turns.clone());
         self.listener.spawn(task);
     }
 
@@ -394,9 +438,22 @@ impl Driver {
         }
     }
 
-    fn answer(&self, asked: Asked, reply: Result<Reply, StoreError>) {
+    fn answer(&mut self, mut asked: Asked, reply: Result<Reply, StoreError>) {
         use lock_core::{Attempt, Release};
         let answer = match reply {
+            Ok(Reply {
+                answer: Answer::Locked,
+                ..
+            }) => {
+                asked.locked = Locked::after(asked.locked);
+                if asked.locked.is_some() {
+                    self.locked.push(asked);
+                    return;
+                }
+                Err(StoreError::transient(
+                    "the lock's row is locked by another session",
+                ))
+            }
             Ok(reply) => {
                 if let Some(hold) = asked.request.hold() {
                     match &reply.answer {
@@ -483,6 +540,7 @@ impl Driver {
             match sqlstate(&why).as_deref() {
                 Some("40001" | "40P01") if conflicts < 10 => {
                     conflicts += 1;
+                    metrics::repeated();
                     sleep(Duration::from_millis(rand::random_range(1..10 * conflicts))).await;
                 }
                 // The queue of notifications is full: the waiters find out by themselves.

@@ -23,7 +23,7 @@ use crate::{PostgresLock, schema::Names};
 #[must_use]
 #[derive(Clone)]
 pub struct PostgresLockBuilder {
-    pub(crate) options: PgConnectOptions,
+    pub(crate) server: Server,
     pub(crate) listen: Listen,
     pub(crate) names: Names,
     pub(crate) schema_mode: SchemaMode,
@@ -34,6 +34,23 @@ pub struct PostgresLockBuilder {
     pub(crate) sweep_interval: Option<Duration>,
     pub(crate) keep_idle: Duration,
     pub(crate) poll_interval: Duration,
+}
+
+/// Where the server is, and how it is reached.
+#[derive(Clone)]
+pub(crate) enum Server {
+    At(Box<PgConnectOptions>),
+    /// Where the connections of an application's pool go at present.
+    Of(PgPool),
+}
+
+impl Server {
+    pub(crate) fn options(&self) -> PgConnectOptions {
+        match self {
+            Self::At(options) => options.as_ref().clone(),
+            Self::Of(pool) => PgConnectOptions::clone(&pool.connect_options()),
+        }
+    }
 }
 
 /// How waiters are told.
@@ -100,9 +117,9 @@ impl SynchronousCommit {
 }
 
 impl PostgresLockBuilder {
-    pub(crate) fn new(options: PgConnectOptions) -> Self {
+    pub(crate) fn new(server: Server) -> Self {
         Self {
-            options,
+            server,
             listen: Listen::SameUrl,
             names: Names::default(),
             schema_mode: SchemaMode::Ensure,
@@ -117,11 +134,7 @@ impl PostgresLockBuilder {
     }
 
     pub(crate) fn from_url(url: &str) -> Result<Self> {
-        Ok(Self::new(parse(url)?))
-    }
-
-    pub(crate) fn from_pool(pool: &PgPool) -> Self {
-        Self::new(PgConnectOptions::clone(&pool.connect_options()))
+        Ok(Self::new(Server::At(Box::new(parse(url)?))))
     }
 
     /// The schema of the tables; `public` by default. Applications with schemas of their own do
@@ -254,10 +267,11 @@ impl PostgresLockBuilder {
 impl fmt::Debug for PostgresLockBuilder {
     /// Without the password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let options = self.server.options();
         f.debug_struct("PostgresLockBuilder")
-            .field("host", &self.options.get_host())
-            .field("port", &self.options.get_port())
-            .field("database", &self.options.get_database())
+            .field("host", &options.get_host())
+            .field("port", &options.get_port())
+            .field("database", &options.get_database())
             .field("names", &self.names)
             .field("pooler", &self.pooler)
             .finish_non_exhaustive()

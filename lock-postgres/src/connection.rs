@@ -17,19 +17,20 @@ use tokio::time::timeout;
 use uuid::Uuid;
 
 use crate::{
-    config::{Pooler, PostgresLockBuilder},
+    config::{Pooler, PostgresLockBuilder, Server},
     error::{sqlstate, store_error},
+    metrics,
     request::{Columns, Reply, Request},
     schema::{self, Names},
 };
 
-/// How long a statement waits for a row at most. Batches hold rows for a moment only, so this is
-/// somebody else's transaction.
+/// How long a statement waits at most for a table that somebody else alters, or for a name that
+/// somebody else makes. It waits for no row that is there.
 const LOCK_TIMEOUT: &str = "1s";
 
 /// Makes connections that are all alike.
 pub(crate) struct Connector {
-    options: PgConnectOptions,
+    server: Server,
     settings: Vec<(&'static str, String)>,
     mode: AtomicU8,
     pub(crate) names: Names,
@@ -90,7 +91,7 @@ impl Connector {
             settings.push(("synchronous_commit", level.to_owned()));
         }
         Self {
-            options: with_defaults(builder.options.clone()),
+            server: builder.server.clone(),
             settings,
             mode: AtomicU8::new(match builder.pooler {
                 Pooler::Detect => UNKNOWN,
@@ -112,9 +113,9 @@ impl Connector {
         self.mode.load(Ordering::Relaxed) == POOLED
     }
 
-    /// The options for a connection to listen on.
-    pub(crate) fn listen_options(&self) -> PgConnectOptions {
-        self.options.clone()
+    /// The options for a connection that is made now.
+    pub(crate) fn options(&self) -> PgConnectOptions {
+        with_defaults(self.server.options())
     }
 
     /// A checked session on a server that can be written to.
@@ -122,7 +123,10 @@ impl Connector {
         self.within(async {
             let session = self.open().await.map_err(store_error)??;
             match session.facts.lock_table {
-                Some(_) => Ok(session),
+                Some(_) => {
+                    metrics::connected("requests");
+                    Ok(session)
+                }
                 // Says which it is.
                 None => {
                     let mut session = session;
@@ -170,8 +174,7 @@ impl Connector {
             // A session that has our settings is ours; a pooler refuses them or drops them.
             let ours = Uuid::new_v4().simple().to_string();
             let options = self
-                .options
-                .clone()
+                .options()
                 .options(self.settings.iter().map(|(name, value)| (*name, value)))
                 .options([("distlock.session", &ours)]);
             match options.connect().await {
@@ -198,8 +201,7 @@ impl Connector {
             }
         }
         let connection = self
-            .options
-            .clone()
+            .options()
             .extra_float_digits(None)
             .statement_cache_capacity(0)
             .connect()
@@ -378,7 +380,8 @@ impl Session {
     }
 }
 
-fn with_defaults(options: PgConnectOptions) -> PgConnectOptions {
+/// The session has a name that an administrator can tell, and its statements are not logged here.
+pub(crate) fn with_defaults(options: PgConnectOptions) -> PgConnectOptions {
     let options = match options.get_application_name() {
         Some(_) => options,
         None => options.application_name("distlock"),
@@ -393,10 +396,11 @@ pub(crate) fn no_answer(limit: Duration) -> StoreError {
 impl fmt::Debug for Connector {
     /// Without the password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let options = self.server.options();
         f.debug_struct("Connector")
-            .field("host", &self.options.get_host())
-            .field("port", &self.options.get_port())
-            .field("database", &self.options.get_database())
+            .field("host", &options.get_host())
+            .field("port", &options.get_port())
+            .field("database", &options.get_database())
             .field("names", &self.names)
             .finish_non_exhaustive()
     }

@@ -1,5 +1,7 @@
 //! What the errors of Postgres mean for a lock.
 
+use std::io;
+
 use lock_core::{StoreError, StoreErrorKind};
 use sqlx::error::DatabaseError;
 
@@ -9,6 +11,16 @@ pub(crate) fn store_error(error: sqlx::Error) -> StoreError {
         sqlx::Error::Database(error) => {
             let (kind, advice) = meaning(&code(error.as_ref()));
             (kind, format!("{advice}{}", error.message()))
+        }
+        // The driver has no kind of its own for it.
+        sqlx::Error::Io(error)
+            if error.kind() == io::ErrorKind::InvalidData
+                && error.to_string().contains("certificate") =>
+        {
+            (
+                StoreErrorKind::Permanent,
+                format!("the server cannot be trusted: {error}"),
+            )
         }
         sqlx::Error::Io(error) => (
             StoreErrorKind::Transient,
@@ -38,7 +50,7 @@ fn meaning(code: &str) -> (StoreErrorKind, &'static str) {
             Transient,
             "cancelled by an administrator or by statement_timeout: ",
         ),
-        "55P03" => (Transient, "the lock's row is locked by somebody else: "),
+        "55P03" => (Transient, "somebody else has locked a table: "),
         "53300" => (Transient, "too many connections: "),
         "25P03" => (Transient, "idle_in_transaction_session_timeout: "),
         "40001" | "40P01" => (Transient, "still in conflict after several attempts: "),

@@ -16,6 +16,7 @@ mod batch;
 mod config;
 mod connection;
 mod error;
+mod metrics;
 mod request;
 mod schema;
 mod store;

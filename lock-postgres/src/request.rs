@@ -124,6 +124,8 @@ pub(crate) enum Answer {
     Attempt(Attempt),
     Renewal(Renewal),
     Release(Release),
+    /// Nothing was done: somebody else has the lock's row locked.
+    Locked,
     /// How many waiters of this process the queue has.
     Alive {
         waiting: usize,
@@ -150,6 +152,7 @@ impl Reply {
             "released" => Answer::Release(Release::Released { holds: holds()? }),
             "withdrawn" => Answer::Release(Release::Withdrawn),
             "not held" => Answer::Release(Release::NotHeld),
+            "locked" => Answer::Locked,
             "alive" => Answer::Alive {
                 waiting: row.try_get::<Option<i32>, _>(10)?.unwrap_or(0) as usize,
             },

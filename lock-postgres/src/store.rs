@@ -12,7 +12,7 @@ use sqlx::{AssertSqlSafe, PgPool, postgres::PgConnectOptions};
 
 use crate::{
     batch::{Background, Lane, Patience},
-    config::{Listen, PostgresLockBuilder, SchemaMode},
+    config::{Listen, PostgresLockBuilder, SchemaMode, Server},
     connection::{Connector, ServerFacts},
     error::store_error,
     request::{Answer, Request, Verb},
@@ -69,17 +69,24 @@ impl PostgresLock {
         PostgresLockBuilder::from_url(url)
     }
 
-    /// Options for the server of an application's pool, with its credentials and its TLS.
+    /// Options for the server of an application's pool.
     ///
-    /// The store makes connections of its own: a renewal must not wait behind the queries of the
-    /// application, nor a lock take part in its transactions.
+    /// Each connection that the store makes, also to replace one, has the options that the pool
+    /// has at that moment: address, credentials and TLS, and what
+    /// [`set_connect_options`](PgPool::set_connect_options) has changed, such as a new password.
+    ///
+    /// They are connections of the store's own, next to the pool's: it keeps them for as long as
+    /// it lives, renewals must not wait behind the application's queries, and locks take no part in
+    /// its transactions. So leave room for them (see [`PostgresLock`]) in the server's
+    /// `max_connections`. The pool's size and its callbacks are not used, and closing the pool
+    /// does not close the store.
     pub fn builder_for(pool: &PgPool) -> PostgresLockBuilder {
-        PostgresLockBuilder::from_pool(pool)
+        PostgresLockBuilder::new(Server::Of(pool.clone()))
     }
 
     /// Options for a server described by sqlx's own options.
     pub fn builder_with(options: PgConnectOptions) -> PostgresLockBuilder {
-        PostgresLockBuilder::new(options)
+        PostgresLockBuilder::new(Server::At(Box::new(options)))
     }
 
     pub(crate) async fn open(builder: PostgresLockBuilder) -> Result<Self> {

@@ -7,6 +7,7 @@ use sqlx::{AssertSqlSafe, Row};
 
 use crate::{
     connection::Session,
+    metrics,
     request::{Request, Verb},
     schema::Names,
 };
@@ -89,8 +90,7 @@ impl Sweeper {
         };
         let (swept, seen): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
         self.swept += swept as u64;
-        metrics::counter!("distlock_swept_rows_total", "store" => "postgres")
-            .increment(swept as u64);
+        metrics::swept(swept as u64);
         self.after = if seen < STEP { None } else { row.try_get(2)? };
         if self.after.is_none() && self.swept > 0 {
             tracing::info!(rows = self.swept, "swept locks that were idle");

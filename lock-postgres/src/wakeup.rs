@@ -13,9 +13,8 @@ use lock_core::HoldId;
 use parking_lot::Mutex;
 use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
 use tokio::sync::Notify;
-use uuid::Uuid;
 
-use crate::request::hold_id;
+use crate::{connection::Connector, metrics, request::hold_id};
 
 /// The claims of this process that queue, shared by all its handles on a store.
 #[derive(Debug, Default)]
@@ -127,21 +126,21 @@ impl Turns {
     }
 }
 
-/// Listens on the channel of this process for as long as it is polled.
-pub(crate) async fn listen(options: PgConnectOptions, process: Uuid, turns: Arc<Turns>) {
-    let channel = format!("distlock_{}", process.simple());
-    let pool = PgPoolOptions::new()
-        .max_connections(1)
-        .acquire_timeout(Duration::from_secs(5))
-        .idle_timeout(None)
-        .max_lifetime(None)
-        .test_before_acquire(false)
-        .connect_lazy_with(options);
+/// Listens on the channel of this process for as long as it is polled, at `server` or where the
+/// requests go.
+pub(crate) async fn listen(
+    server: Option<PgConnectOptions>,
+    connector: Arc<Connector>,
+    turns: Arc<Turns>,
+) {
+    let channel = format!("distlock_{}", connector.process.simple());
     let mut failures = 0_u32;
     loop {
-        let lost = match subscribe(&pool, &channel).await {
+        let options = server.clone().unwrap_or_else(|| connector.options());
+        let lost = match subscribe(options, &channel).await {
             Ok(mut listener) => {
                 failures = 0;
+                metrics::connected("listen");
                 turns.set_listening(true);
                 let lost = loop {
                     match listener.try_recv().await {
@@ -170,8 +169,16 @@ pub(crate) async fn listen(options: PgConnectOptions, process: Uuid, turns: Arc<
     }
 }
 
-async fn subscribe(pool: &sqlx::PgPool, channel: &str) -> Result<PgListener, sqlx::Error> {
-    let mut listener = PgListener::connect_with(pool).await?;
+async fn subscribe(options: PgConnectOptions, channel: &str) -> Result<PgListener, sqlx::Error> {
+    // The driver makes a listener from a pool only; this one is the listener's.
+    let pool = PgPoolOptions::new()
+        .max_connections(1)
+        .acquire_timeout(Duration::from_secs(5))
+        .idle_timeout(None)
+        .max_lifetime(None)
+        .test_before_acquire(false)
+        .connect_lazy_with(options);
+    let mut listener = PgListener::connect_with(&pool).await?;
     listener.eager_reconnect(false);
     listener.listen(channel).await?;
     Ok(listener)
