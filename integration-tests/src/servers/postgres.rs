@@ -62,6 +62,32 @@ impl PostgresServer {
         server
     }
 
+    /// A standby that follows this server, asynchronously; it has a copy of the files.
+    ///
+    /// # Panics
+    ///
+    /// When the copy cannot be made, or the standby not be started.
+    pub fn standby(&self) -> Self {
+        let folder = own_folder();
+        let done = program("pg_basebackup")
+            .arg("-D")
+            .arg(folder.path().join("data"))
+            .args(["-h", "127.0.0.1", "-p", &self.port.to_string()])
+            .args(["-U", "postgres", "-c", "fast", "-R", "--no-sync"])
+            .status()
+            .expect("pg_basebackup runs");
+        assert!(done.success(), "pg_basebackup failed: {done}");
+        let mut standby = Self {
+            port: free_port(),
+            folder,
+            options: self.options.clone(),
+            process: None,
+            _template: self._template.clone(),
+        };
+        standby.launch();
+        standby
+    }
+
     /// A server that tests of one program share while any of them has it.
     pub fn shared() -> Arc<Self> {
         static SHARED: Mutex<Weak<PostgresServer>> = Mutex::new(Weak::new());
@@ -105,6 +131,17 @@ impl PostgresServer {
     /// Where `pg_hba.conf` and the other files are.
     pub fn data(&self) -> PathBuf {
         self.folder.path().join("data")
+    }
+
+    /// Puts a file beside its data that nobody but the server can read.
+    pub fn write(&self, name: &str, contents: &[u8]) {
+        let path = self.data().join(name);
+        fs::write(&path, contents).expect("a file of the server");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+        fs::set_permissions(&path, mode).expect("chmod");
+        if let Some((user, group)) = other_user() {
+            std::os::unix::fs::chown(&path, Some(user), Some(group)).expect("chown");
+        }
     }
 
     /// A connection of the superuser, past every proxy.

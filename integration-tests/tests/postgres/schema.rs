@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use integration_tests::servers::postgres::PostgresServer;
+use integration_tests::{servers::postgres::PostgresServer, taker::Taker};
 use lock_core::{DistributedLock, Error, HoldId, LockClient, StoreErrorKind, Wait};
 use lock_postgres::{PostgresLock, SchemaMode};
 use tokio::task::JoinSet;
@@ -10,10 +10,27 @@ use tokio::task::JoinSet;
 use crate::support::{Place, busy, claim, granted, key, secs};
 
 /// B114: twenty processes start at once on an empty database; all of them get their turn.
+#[tokio::test]
+async fn twenty_processes_may_start_at_once_b114() {
+    let server = PostgresServer::start();
+    let start = || Taker::start(env!("CARGO_BIN_EXE_lock-taker"), server.url());
+    let mut takers: Vec<_> = (0..20).map(|_| start()).collect();
+    for taker in &mut takers {
+        taker.send("acquire k 30000 60000");
+        taker.send("release");
+    }
+    for taker in &mut takers {
+        let answer = taker.answer();
+        assert!(answer.starts_with("granted"), "{answer}");
+        assert_eq!(taker.answer(), "released");
+    }
+}
+
+/// B114: the same in ten more schemas, with clients in the place of processes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn twenty_may_start_at_once_b114() {
     let server = PostgresServer::shared();
-    for _ in 0..5 {
+    for _ in 0..10 {
         let place = Place::on(server.clone());
         let mut starting = JoinSet::new();
         for _ in 0..20 {
