@@ -67,9 +67,17 @@ impl Compete<'_> {
         self.inner.watchdog.start().map_err(failed)?;
         let mut pending = Pending::new(self.inner, self.claim(owner));
         let (mut failures, mut idle_wakes) = (0, 0);
+        let mut made_whole = false;
         loop {
             let sent = self.inner.clock.now();
             let refusal = match pending.attempt().await {
+                // Nobody will renew it, and it may have been granted for the claim window only.
+                Ok(Attempt::Granted(grant))
+                    if self.manual && grant.ttl < self.ttl && !made_whole =>
+                {
+                    made_whole = true;
+                    continue;
+                }
                 Ok(Attempt::Granted(grant)) => match self.granted(&mut pending, sent, grant)? {
                     Some(guard) => return Ok(guard),
                     None => Err(StoreError::transient(

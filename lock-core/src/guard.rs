@@ -71,7 +71,8 @@ impl LockGuard {
         here.saturating_add(self.held.others)
     }
 
-    /// The length of the lease that the store granted last; never less than was asked for.
+    /// The length of the lease that the store granted last: what was asked for or more. Less only
+    /// for a moment after a wait, when a lock was handed over that is about to be renewed.
     pub fn ttl(&self) -> Duration {
         self.held.ttl()
     }
@@ -204,7 +205,8 @@ impl LockGuard {
             return Ok(());
         }
         let with_margin = min.saturating_add(min / 50 + Duration::from_millis(10));
-        self.renew(with_margin.max(self.ttl())).await?;
+        let asked = self.held.claim().ttl.as_duration();
+        self.renew(with_margin.max(self.ttl()).max(asked)).await?;
         if self.valid_for() >= min {
             return Ok(());
         }

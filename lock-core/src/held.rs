@@ -24,8 +24,9 @@ pub(crate) struct Held {
     pub(crate) changed: Notify,
     /// When the longest allowed hold is over.
     pub(crate) cap: Moment,
-    /// How long before the end of trust `expiring` fires; `ttl / 3`, less for a short `max_hold`.
-    warning: Duration,
+    /// How long before the end of trust `expiring` fires: a third of this, or of the ttl that was
+    /// granted last.
+    longest: Duration,
     pub(crate) manual: bool,
     /// Whether the owner may enter it again in this process.
     pub(crate) reentrant: bool,
@@ -72,7 +73,6 @@ impl Held {
         let cap = terms
             .max_hold
             .map_or(Moment::NEVER, |max| granted.sent + max);
-        let ttl = granted.ttl.as_duration();
         Self {
             id,
             token: terms.token,
@@ -81,7 +81,7 @@ impl Held {
             guards: AtomicU32::new(1),
             changed: Notify::new(),
             cap,
-            warning: terms.max_hold.map_or(ttl, |max| max.min(ttl)) / 3,
+            longest: terms.max_hold.unwrap_or(Duration::MAX),
             manual: terms.manual,
             reentrant: terms.reentrant,
             stray: terms.stray,
@@ -156,7 +156,7 @@ impl Held {
     /// When `expiring` fires if nothing is renewed; never once it is lost.
     pub(crate) fn expiring_at(&self) -> Moment {
         match self.lease.state() {
-            Ok(deadline) => deadline - self.warning,
+            Ok(deadline) => deadline - self.ttl().min(self.longest) / 3,
             Err(_) => Moment::NEVER,
         }
     }

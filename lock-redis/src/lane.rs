@@ -90,7 +90,7 @@ impl Lane {
     pub(crate) async fn send(
         self: &Arc<Self>,
         request: Request,
-        channel: &str,
+        channel: Option<&str>,
     ) -> Result<Value, StoreError> {
         if !self.together {
             return self.send_alone(&request, channel).await;
@@ -128,13 +128,17 @@ impl Lane {
         Err((request, outcome))
     }
 
-    async fn send_alone(&self, request: &Request, channel: &str) -> Result<Value, StoreError> {
-        let (script, parts): (_, &[Part]) = match request.attempt {
-            Some(_) => (&self.scripts.acquire, &Part::ALL),
-            None => (&self.scripts.release, &Part::STATE),
+    async fn send_alone(
+        &self,
+        request: &Request,
+        channel: Option<&str>,
+    ) -> Result<Value, StoreError> {
+        let script = match request.attempt {
+            Some(_) => &self.scripts.acquire,
+            None => &self.scripts.release,
         };
         let sent = self.connection.run(script, |command| {
-            self.keys(command, &request.key, parts);
+            self.keys(command, &request.key, &Part::ALL);
             command.arg(&request.id);
             if let Some(wanted) = &request.attempt {
                 command.arg(wanted.ttl).arg(&wanted.asker).arg(channel);

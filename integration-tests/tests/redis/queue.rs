@@ -278,10 +278,14 @@ async fn a_hung_waiter_costs_its_claim_window() {
     hung.process.pause();
     let begin = Instant::now();
     guard.release().await.unwrap();
-    // On its way to the one that hangs: nobody holds it, and nobody else can have it.
+    // It is the one that hangs whose lock it is, and for the claim window only.
     let refused = busy(&**holder.store(), &claim("l")).await;
-    assert_eq!(refused.holder, None);
-    assert_eq!(refused.queued, 2);
+    let its = refused.holder.unwrap();
+    assert_eq!(
+        its.asker.pid(),
+        hung.process.pid().as_raw_nonzero().get().unsigned_abs()
+    );
+    assert_eq!(refused.queued, 1);
     assert!(refused.remaining <= ms(2000));
     let got = waiting.await.unwrap().unwrap();
     let waited = begin.elapsed();

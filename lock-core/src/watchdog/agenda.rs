@@ -116,6 +116,9 @@ impl Agenda {
             held,
         };
         watched.plan_renewal(granted);
+        if granted.ttl < watched.held.claim.ttl && !watched.held.manual {
+            watched.renew_at = watched.renew_at.min(granted.sent + Watched::WHOLE_SOON);
+        }
         let at = watched.index(id, &mut self.due);
         self.watched.insert(id, watched);
         at < self.asleep_until
@@ -330,6 +333,10 @@ impl Agenda {
 impl Watched {
     /// How much before its time a renewal may join a batch at most.
     const MOST_EARLY: Duration = Duration::from_millis(250);
+
+    /// How soon a lock that was handed over for a short time gets its whole lease: not at once,
+    /// since many are released before.
+    const WHOLE_SOON: Duration = Duration::from_millis(20);
 
     /// The next renewal is a third of the ttl after the last, 10 % more or less, so that locks
     /// that were taken together spread.

@@ -13,7 +13,7 @@ if claim and claim.owner == owner and has_hold(claim.holds, hold) then
 		end
 	end
 	if #left == 0 then
-		hand_over()
+		hand_over(claim.token)
 	else
 		redis.call('SET', CLAIM, claim.mark .. owner .. '\n' .. table.concat(left, ',') .. claim.rest, 'KEEPTTL')
 	end
@@ -21,15 +21,11 @@ if claim and claim.owner == owner and has_hold(claim.holds, hold) then
 end
 
 local answer = -2
-if claim and claim.reserved == hold and string.sub(claim.entry, 1, 32) == owner then
-	claim, answer = nil, -1
-else
-	local entry = redis.call('HGET', WAITERS, hold)
-	if entry and string.sub(entry, 1, 33) == owner .. '\n' then
-		redis.call('ZREM', QUEUE, hold)
-		forget(hold, owner)
-		answer = -1
-	end
+local entry = redis.call('HGET', WAITERS, hold)
+if entry and string.sub(entry, 1, 33) == owner .. '\n' then
+	redis.call('ZREM', QUEUE, hold)
+	forget(hold, owner)
+	answer = -1
 end
 if not claim then
 	hand_over()

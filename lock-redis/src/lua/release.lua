@@ -1,6 +1,6 @@
 -- Gives up one hold, or a place in the queue.
 --
--- KEYS  1 claim  2 queue  3 waiters
+-- KEYS  1 claim  2 queue  3 waiters  4 token
 -- ARGV  1 "OWNER\nHOLD\n"
 --
 -- Replies
