@@ -53,6 +53,13 @@ impl Calls {
         self.note(hold, |waiter| waiter.call = Some(Call { handover }));
     }
 
+    /// Everybody has to look: a notice may be lost.
+    pub(crate) fn call_all(&self) {
+        for waiter in self.waiters.lock().values_mut() {
+            waiter.call.get_or_insert(Call { handover: None });
+        }
+    }
+
     pub(crate) fn is_called(&self, hold: HoldId) -> bool {
         let waiters = self.waiters.lock();
         waiters

@@ -86,7 +86,8 @@ impl Lane {
         }
     }
 
-    /// Sends a request; the answer is that of acquire.lua or release.lua.
+    /// Sends a request; the answer is that of acquire.lua or release.lua. The channel is the
+    /// last argument of either.
     pub(crate) async fn send(
         self: &Arc<Self>,
         request: Request,
@@ -141,8 +142,9 @@ impl Lane {
             self.keys(command, &request.key, &Part::ALL);
             command.arg(&request.id);
             if let Some(wanted) = &request.attempt {
-                command.arg(wanted.ttl).arg(&wanted.asker).arg(channel);
+                command.arg(wanted.ttl).arg(&wanted.asker);
             }
+            command.arg(channel);
         });
         sent.await
     }

@@ -33,7 +33,7 @@ impl Scripts {
     /// strings, since Lua's numbers are written anew at each use.
     pub(crate) fn new(claim_window: Duration, token_retention: Duration) -> Self {
         let times = format!(
-            "local WINDOW, RETENTION = '{}', '{}'\n",
+            "local WINDOW, RETENTION, here = '{}', '{}', nil\n",
             millis(claim_window),
             millis(token_retention)
         );

@@ -266,8 +266,24 @@ impl DistributedLock for RedisLock {
             attempt: None,
         };
         self.calls.forget(claim.hold);
-        let reply = self.lane.send(request, None).await?;
-        match int(&reply) {
+        // A notice for a waiter of this store comes with the reply.
+        let here = self.wakeup.open().map(|_| self.wakeup.channel());
+        let expected = here.map(|_| self.wakeup.expect());
+        let reply = self.lane.send(request, here).await?;
+        if let Some(expected) = expected {
+            expected.arrived();
+        }
+        let answer = match &reply {
+            Value::Array(parts) => match parts.as_slice() {
+                [answer, Value::BulkString(notice)] => {
+                    self.wakeup.heard(notice);
+                    answer
+                }
+                _ => &reply,
+            },
+            answer => answer,
+        };
+        match int(answer) {
             Some(-1) => Ok(Release::Withdrawn),
             Some(-2) => Ok(Release::NotHeld),
             Some(holds) if holds >= 0 => Ok(Release::Released {

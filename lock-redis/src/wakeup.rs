@@ -185,6 +185,26 @@ impl Wakeup {
         }
     }
 
+    /// Call this before a request whose reply may bring a notice. When it is dropped without
+    /// [`Expected::arrived`], all waiters look again.
+    pub(crate) fn expect(&self) -> Expected<'_> {
+        Expected(self)
+    }
+
+    /// Takes a notice that came with a reply.
+    pub(crate) fn heard(&self, notice: &[u8]) {
+        self.shared.heard(notice);
+    }
+
+    /// Makes all waiters look again: a notice for one of them may be lost.
+    fn look_again(&self) {
+        let state = self.shared.state.lock();
+        self.shared.calls.call_all();
+        for turn in state.waiting.values() {
+            turn.called.notify_one();
+        }
+    }
+
     /// How many wait, a thousand at most.
     fn waiting(&self) -> u64 {
         self.shared.state.lock().waiting.len().min(1000) as u64
@@ -241,6 +261,23 @@ impl Wakeup {
 impl Drop for Wakeup {
     fn drop(&mut self) {
         self.close();
+    }
+}
+
+/// A reply that may bring a notice for this store.
+#[derive(Debug)]
+pub(crate) struct Expected<'a>(&'a Wakeup);
+
+impl Expected<'_> {
+    /// It has come.
+    pub(crate) fn arrived(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Expected<'_> {
+    fn drop(&mut self) {
+        self.0.look_again();
     }
 }
 

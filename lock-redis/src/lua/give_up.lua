@@ -1,5 +1,11 @@
 -- The second part of release.lua: several holds, waiters, and claims that are not held.
 local owner, hold = string.sub(id, 1, 32), string.sub(id, 34, 65)
+here = ARGV[2]
+
+local function reply(answer)
+	return #notices == 0 and answer or { answer, table.concat(notices, ' ') }
+end
+
 local claim, foreign = read_claim(value)
 if foreign then
 	return foreign
@@ -17,7 +23,7 @@ if claim and claim.owner == owner and has_hold(claim.holds, hold) then
 	else
 		redis.call('SET', CLAIM, claim.mark .. owner .. '\n' .. table.concat(left, ',') .. claim.rest, 'KEEPTTL')
 	end
-	return #left
+	return reply(#left)
 end
 
 local answer = -2
@@ -30,4 +36,4 @@ end
 if not claim then
 	hand_over()
 end
-return answer
+return reply(answer)

@@ -84,9 +84,16 @@ local function read_entry(entry)
 	return string.match(entry, '^(%x+)\n([^\n]*)\n(%d+)\n(.*)$')
 end
 
+-- Notices to the process that asks, whose channel is `here`: they go with the reply.
+local notices = {}
+
 -- Sends a notice to a waiter's process. False when it is gone for certain: a refused PUBLISH and
 -- a waiter without a channel count as heard.
 local function tell(channel, notice)
+	if channel == here then
+		notices[#notices + 1] = notice
+		return true
+	end
 	return channel == '-' or redis.pcall('PUBLISH', channel, notice) ~= 0
 end
 
