@@ -33,7 +33,8 @@ pub struct Grant {
 /// Why an attempt was not granted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Busy {
-    /// Who holds the lock; `None` while it is on its way to the first waiter.
+    /// Who holds the lock; `None` while it is on its way to the first waiter, at stores that wait
+    /// for its claim.
     pub holder: Option<Holder>,
     /// How long the lock stays busy at most if nothing more happens: until the lease ends, or
     /// until the first waiter has had its time to claim.

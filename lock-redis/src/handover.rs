@@ -30,6 +30,9 @@ impl Reading {
 }
 
 impl Handover {
+    /// The watchdog needs some time, in ms, to make it a whole lease.
+    const USEFUL: u64 = 200;
+
     /// Reads `TOKEN@MICROS`.
     pub(crate) fn read(text: &str) -> Option<Self> {
         let (token, at) = text.split_once('@')?;
@@ -55,6 +58,9 @@ impl Handover {
             return None;
         }
         let left = u64::try_from((window - age).as_millis()).ok()?;
+        if left < Self::USEFUL {
+            return None;
+        }
         Some(Grant {
             token: self.token,
             ttl: Ttl::from_millis(left).ok()?.min(claim.ttl),
@@ -137,6 +143,19 @@ mod tests {
         let grant = handover.grant(&claim(300), WINDOW, reading, now).unwrap();
         assert_eq!(grant.token.to_string(), "7");
         assert_eq!(grant.ttl.as_millis(), 300);
+    }
+
+    #[test]
+    fn a_short_window_is_of_no_use() {
+        let now = Moment::from_nanos(1);
+        let reading = Reading {
+            sent: now,
+            server: 5,
+        };
+        let handover = Handover::read("7@5").unwrap();
+        let grant = |window| handover.grant(&claim(30_000), window, reading, now);
+        assert!(grant(Duration::from_millis(199)).is_none());
+        assert!(grant(Duration::from_millis(200)).is_some());
     }
 
     #[test]
