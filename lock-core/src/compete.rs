@@ -7,6 +7,7 @@ use crate::{
     StoreError, Ttl, Wait,
     client::Inner,
     held::{Granted, Held, Terms},
+    metrics::Metrics,
     pending::Pending,
     reentry::Entry,
 };
@@ -16,6 +17,7 @@ use crate::{
 pub(crate) struct Compete<'a> {
     pub(crate) inner: &'a Arc<Inner>,
     pub(crate) key: LockKey,
+    pub(crate) metrics: Arc<Metrics>,
     pub(crate) ttl: Ttl,
     pub(crate) asker: Arc<Asker>,
     pub(crate) wait: Wait,
@@ -70,6 +72,7 @@ impl Compete<'_> {
         let mut made_whole = false;
         loop {
             let sent = self.inner.clock.now();
+            self.metrics.attempt();
             let refusal = match pending.attempt().await {
                 // Nobody will renew it, and it may have been granted for the claim window only.
                 Ok(Attempt::Granted(grant))
@@ -84,7 +87,12 @@ impl Compete<'_> {
                         "the answer came after the lease had run out",
                     )),
                 },
-                Ok(Attempt::Busy(busy)) => Ok(busy),
+                Ok(Attempt::Busy(busy)) => {
+                    if pending.attempts() == 1 {
+                        self.metrics.busy(&busy);
+                    }
+                    Ok(busy)
+                }
                 Err(why) if why.is_transient() => Err(why),
                 Err(why) => return Err(failed(why)),
             };
@@ -147,6 +155,7 @@ impl Compete<'_> {
             manual: self.manual,
             reentrant: self.owner.is_some(),
             stray: pending.has_strays(),
+            holding: self.metrics.holding(sent),
         };
         let id = inner.watchdog.next_id();
         let held = Arc::new(Held::new(id, pending.claim().clone(), granted, terms));

@@ -7,7 +7,7 @@ use std::{
 
 use tokio::sync::Notify;
 
-use crate::{Claim, FencingToken, LostReason, Moment, Ttl, lease::Lease};
+use crate::{Claim, FencingToken, LostReason, Moment, Ttl, lease::Lease, metrics::Holding};
 
 #[derive(Debug)]
 pub(crate) struct Held {
@@ -38,6 +38,7 @@ pub(crate) struct Held {
     granted: AtomicU64,
     /// Whether the last renewal failed.
     pub(crate) failing: AtomicBool,
+    pub(crate) holding: Holding,
 }
 
 /// When a request was sent, and the ttl that was granted to it.
@@ -66,6 +67,7 @@ pub(crate) struct Terms {
     pub(crate) manual: bool,
     pub(crate) reentrant: bool,
     pub(crate) stray: bool,
+    pub(crate) holding: Holding,
 }
 
 impl Held {
@@ -88,6 +90,7 @@ impl Held {
             asked: AtomicU64::new(claim.ttl.as_millis()),
             granted: AtomicU64::new(granted.ttl.as_millis()),
             failing: AtomicBool::new(false),
+            holding: terms.holding,
             claim,
         }
     }
@@ -132,19 +135,20 @@ impl Held {
             LostReason::Expired
         };
         if self.lease.expire(now, reason) {
-            self.tell_lost(reason);
+            self.tell_lost(reason, now);
         }
         self.lease.state().err()
     }
 
     /// It is lost now, unless it was before.
-    pub(crate) fn lose(&self, reason: LostReason) {
+    pub(crate) fn lose(&self, reason: LostReason, now: Moment) {
         if self.lease.lose(reason) {
-            self.tell_lost(reason);
+            self.tell_lost(reason, now);
         }
     }
 
-    fn tell_lost(&self, reason: LostReason) {
+    fn tell_lost(&self, reason: LostReason, now: Moment) {
+        self.holding.lost(reason, now);
         if reason == LostReason::Closed {
             tracing::debug!(key = %self.claim.key, token = %self.token, "released by the client's shutdown");
         } else {

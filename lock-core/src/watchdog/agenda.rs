@@ -83,6 +83,11 @@ impl Withdrawal {
         &self.claim
     }
 
+    /// Whether this is the release of a guard that was dropped, before any repetition.
+    pub(crate) fn is_first_for_guard(&self) -> bool {
+        self.held.is_some() && self.tries == 0
+    }
+
     /// The time after the first try: 50, 200, 450 ms, ..., at most 30 s between two.
     fn pause(&self) -> Duration {
         let tries = u64::from(self.tries.min(25));
@@ -285,11 +290,11 @@ impl Agenda {
             Ok(Renewal::Gone { taken_over }) => {
                 // The lease cannot have run out before the deadline: somebody has ended it.
                 held.lost(now);
-                held.lose(if taken_over {
-                    LostReason::TakenOver
-                } else {
-                    LostReason::ForceReleased
-                });
+                let reason = match taken_over {
+                    true => LostReason::TakenOver,
+                    false => LostReason::ForceReleased,
+                };
+                held.lose(reason, now);
             }
             Err(why) => {
                 held.failing.store(true, Ordering::Relaxed);
