@@ -12,7 +12,7 @@ use redis::{Cmd, Value};
 use tokio::{runtime::Handle, sync::oneshot, time::timeout};
 
 use crate::{
-    connection::Connection,
+    connection::{Connection, Reply},
     record::{Part, add_keys},
     scripts::Scripts,
 };
@@ -64,9 +64,9 @@ struct Gathered {
 
 #[derive(Debug)]
 enum Outcome {
-    Answered(Value),
-    /// Not simple enough for a batch.
-    SendAlone,
+    Answered(Reply),
+    /// Not simple enough for a batch. Says whether the batch was sent more than once.
+    SendAlone(bool),
     Failed(StoreErrorKind, String),
 }
 
@@ -92,7 +92,7 @@ impl Lane {
         self: &Arc<Self>,
         request: Request,
         channel: Option<&str>,
-    ) -> Result<Value, StoreError> {
+    ) -> Result<Reply, StoreError> {
         if !self.together {
             return self.send_alone(&request, channel).await;
         }
@@ -102,10 +102,15 @@ impl Lane {
         };
         let limit = self.connection.server().operation_timeout();
         match timeout(limit, outcome).await {
-            Ok(Ok(Outcome::Answered(value))) => Ok(value),
+            Ok(Ok(Outcome::Answered(reply))) => Ok(reply),
             Ok(Ok(Outcome::Failed(kind, why))) => Err(StoreError::new(kind, why)),
+            Ok(Ok(Outcome::SendAlone(resent))) => {
+                let mut reply = self.send_alone(&request, channel).await?;
+                reply.resent |= resent;
+                Ok(reply)
+            }
             // Whoever was to send it may have gone, with its runtime for example.
-            Ok(Ok(Outcome::SendAlone) | Err(_)) => self.send_alone(&request, channel).await,
+            Ok(Err(_)) => self.send_alone(&request, channel).await,
             Err(_) => Err(self.connection.server().no_answer()),
         }
     }
@@ -133,7 +138,7 @@ impl Lane {
         &self,
         request: &Request,
         channel: Option<&str>,
-    ) -> Result<Value, StoreError> {
+    ) -> Result<Reply, StoreError> {
         let script = match request.attempt {
             Some(_) => &self.scripts.acquire,
             None => &self.scripts.release,
@@ -175,13 +180,17 @@ impl Lane {
             }
         });
         match sent.await {
-            Ok(Value::Array(answers)) if answers.len() == batch.len() => {
+            Ok(Reply {
+                value: Value::Array(answers),
+                resent,
+            }) if answers.len() == batch.len() => {
                 for (gathered, answer) in batch.into_iter().zip(answers) {
+                    let answered = |value| Outcome::Answered(Reply { value, resent });
                     // Nobody may be there any more.
                     let _ = gathered.answer.send(match answer {
-                        Value::Int(1) => Outcome::Answered(Value::Int(0)),
-                        Value::Int(_) => Outcome::SendAlone,
-                        token => Outcome::Answered(token),
+                        Value::Int(1) => answered(Value::Int(0)),
+                        Value::Int(_) => Outcome::SendAlone(resent),
+                        token => answered(token),
                     });
                 }
             }
@@ -194,7 +203,7 @@ impl Lane {
             // One of them may be at fault, and not the others.
             _ => {
                 for gathered in batch {
-                    let _ = gathered.answer.send(Outcome::SendAlone);
+                    let _ = gathered.answer.send(Outcome::SendAlone(false));
                 }
             }
         }

@@ -13,7 +13,7 @@ use redis::{Client, Value};
 use crate::{
     calls::Calls,
     config::{Options, RedisLockBuilder},
-    connection::{Connection, Server},
+    connection::{Connection, Reply, Server},
     error::{reply_error, strange},
     handover::Reading,
     health,
@@ -143,7 +143,7 @@ impl RedisLock {
                 asker: record::asker(&claim.asker),
             }),
         };
-        self.lane.send(request, channel).await
+        Ok(self.lane.send(request, channel).await?.value)
     }
 
     /// Renews claims that one server has; the answers are in their order.
@@ -165,12 +165,15 @@ impl RedisLock {
             });
         let again = |why: &StoreError| StoreError::new(why.kind(), why.to_string());
         match renewed.await {
-            Ok(Value::Array(answers)) if answers.len() == claims.len() => answers
+            Ok(Reply {
+                value: Value::Array(answers),
+                ..
+            }) if answers.len() == claims.len() => answers
                 .iter()
                 .zip(claims)
                 .map(|(answer, claim)| read_renewal(answer, self.granted(claim.ttl)))
                 .collect(),
-            Ok(reply) => claims.iter().map(|_| Err(strange(&reply))).collect(),
+            Ok(reply) => claims.iter().map(|_| Err(strange(&reply.value))).collect(),
             Err(why) => claims.iter().map(|_| Err(again(&why))).collect(),
         }
     }
@@ -183,7 +186,7 @@ impl RedisLock {
             .run(&self.lane.scripts.inspect, |command| {
                 self.lane.keys(command, key, &Part::STATE);
             });
-        inspect.await
+        Ok(inspect.await?.value)
     }
 
     async fn scan(
@@ -273,23 +276,27 @@ impl DistributedLock for RedisLock {
         if let Some(expected) = expected {
             expected.arrived();
         }
-        let answer = match &reply {
+        let (answer, notice) = match &reply.value {
             Value::Array(parts) => match parts.as_slice() {
-                [answer, Value::BulkString(notice)] => {
-                    self.wakeup.heard(notice);
-                    answer
-                }
-                _ => &reply,
+                [answer, Value::BulkString(notice)] => (answer, Some(notice)),
+                _ => (&reply.value, None),
             },
-            answer => answer,
+            answer => (answer, None),
         };
+        if let Some(notice) = notice {
+            self.wakeup.heard(notice);
+        }
         match int(answer) {
             Some(-1) => Ok(Release::Withdrawn),
+            // The first copy may have found it.
+            Some(-2) if reply.resent => Err(StoreError::transient(
+                "the connection broke under the release, which may have been applied",
+            )),
             Some(-2) => Ok(Release::NotHeld),
             Some(holds) if holds >= 0 => Ok(Release::Released {
                 holds: holds as u32,
             }),
-            _ => Err(strange(&reply)),
+            _ => Err(strange(&reply.value)),
         }
     }
 
@@ -356,7 +363,7 @@ impl DistributedLock for RedisLock {
             lane.keys(command, key, &Part::ALL);
             command.arg(&token);
         });
-        let reply = ended.await?;
+        let reply = ended.await?.value;
         match int(&reply) {
             Some(ended) => Ok(ended == 1),
             None => Err(strange(&reply)),
