@@ -15,6 +15,7 @@ mod compete;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod error;
+mod fence;
 mod guard;
 mod handoff;
 mod held;
@@ -42,6 +43,7 @@ pub use claim::{Asker, Claim};
 pub use client::{LockClient, LockClientBuilder, ShutdownReport};
 pub use clock::{Clock, ManualClock, Moment, SystemClock};
 pub use error::{Error, RunError, StoreError, StoreErrorKind};
+pub use fence::{FenceGate, Fenced, Passage};
 pub use guard::LockGuard;
 pub use handoff::Handoff;
 pub use id::{HoldId, InvalidId, OwnerId};
