@@ -114,14 +114,18 @@ impl History {
         let key = &claim.key;
         let (expected, found) = match self.random.random_range(0..100) {
             0..45 => self.attempt(stores, &claim).await,
-            45..80 => (
-                self.memory.release(&claim).await.map(Seen::Release),
-                store.release(&claim).await.map(Seen::Release),
-            ),
-            80..90 => {
-                let claims = std::slice::from_ref(&claim);
+            45..80 => {
+                let claim = self.forged(&claim);
                 (
-                    self.memory.renew(&claim).await.map(renewal),
+                    self.memory.release(&claim).await.map(Seen::Release),
+                    store.release(&claim).await.map(Seen::Release),
+                )
+            }
+            80..90 => {
+                let claims = &[self.forged(&claim)];
+                let claim = &claims[0];
+                (
+                    self.memory.renew(claim).await.map(renewal),
                     store.renew_all(claims).await.remove(0).map(renewal),
                 )
             }
@@ -150,17 +154,21 @@ impl History {
 
     fn claim(&mut self) -> Claim {
         let hold = self.random.random_range(0..self.holds.len());
-        let mut claim = Claim {
+        Claim {
             key: self.key.clone(),
             owner: self.owners[hold % self.owners.len()],
             hold: self.holds[hold],
             ttl: Ttl::from_millis(30_000).expect("a valid ttl"),
             queue: self.random.random_bool(0.7),
             asker: self.asker.clone(),
-        };
-        if self.random.random_bool(0.05) {
-            claim.owner = OwnerId::random(); // a forged claim
-            claim.queue = false;
+        }
+    }
+
+    /// Now and then, a stranger's claim that knows the hold.
+    fn forged(&mut self, claim: &Claim) -> Claim {
+        let mut claim = claim.clone();
+        if self.random.random_bool(0.1) {
+            claim.owner = OwnerId::random();
         }
         claim
     }
@@ -193,7 +201,7 @@ impl History {
         let found = found.expect("the server does not fail");
         assert_eq!(expected, found, "seed {}: {claim:?}", self.seed);
         match expected {
-            Seen::Granted { .. } | Seen::Release(_) => {
+            Seen::Granted { .. } | Seen::Release(Release::Released { .. } | Release::Withdrawn) => {
                 let id = (claim.owner, claim.hold);
                 self.queueing
                     .retain(|other| (other.owner, other.hold) != id);
