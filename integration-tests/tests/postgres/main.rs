@@ -9,6 +9,7 @@ mod counting;
 mod expiry;
 mod faults;
 mod metrics;
+mod model;
 mod pooler;
 mod replication;
 mod schema;
