@@ -5,18 +5,19 @@
 //! request of this crate may be repeated.
 
 use std::{
+    collections::HashMap,
     fmt,
     future::Future,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use etcd_client::{Client, ConnectOptions};
 use lock_core::StoreError;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use rand::random_range;
 use tokio::time::{sleep, timeout};
 
@@ -24,20 +25,40 @@ use crate::error::{Cure, Failure};
 
 /// The members of a cluster, for all handles of a store.
 pub(crate) struct Cluster {
-    members: Vec<Member>,
     options: ConnectOptions,
     user: Option<(String, String)>,
     operation_timeout: Duration,
+    members: RwLock<Members>,
+    /// When the list of members was asked for last.
+    listed: Mutex<Instant>,
+}
+
+struct Members {
+    all: Vec<Member>,
+    /// How many of them are from the URL; the others were learned from the cluster.
+    configured: usize,
     /// The member that requests go to.
-    current: AtomicUsize,
+    current: usize,
 }
 
 #[derive(Clone)]
 enum Member {
-    Address(String),
+    Address(Arc<str>),
     /// An application's client, which knows its members itself.
     Client(Client),
 }
+
+impl Member {
+    fn address(&self) -> &str {
+        match self {
+            Self::Address(address) => address,
+            Self::Client(_) => "the application's client",
+        }
+    }
+}
+
+/// How often the list of members is asked for at most, and only while there are requests.
+const LISTING: Duration = Duration::from_secs(2);
 
 impl fmt::Debug for Cluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -56,23 +77,40 @@ impl Cluster {
         user: Option<(String, String)>,
         operation_timeout: Duration,
     ) -> Self {
-        Self {
-            // Not all processes at the same member.
-            current: AtomicUsize::new(random_range(0..addresses.len().max(1))),
-            members: addresses.into_iter().map(Member::Address).collect(),
-            options,
-            user,
-            operation_timeout,
-        }
+        let all: Vec<_> = addresses
+            .into_iter()
+            .map(|address| Member::Address(address.into()))
+            .collect();
+        Self::of(all, options, user, operation_timeout)
     }
 
     pub(crate) fn of_client(client: Client, operation_timeout: Duration) -> Self {
-        Self {
-            members: vec![Member::Client(client)],
-            options: ConnectOptions::new(),
-            user: None,
+        let options = ConnectOptions::new();
+        Self::of(
+            vec![Member::Client(client)],
+            options,
+            None,
             operation_timeout,
-            current: AtomicUsize::new(0),
+        )
+    }
+
+    fn of(
+        all: Vec<Member>,
+        options: ConnectOptions,
+        user: Option<(String, String)>,
+        operation_timeout: Duration,
+    ) -> Self {
+        Self {
+            options,
+            user,
+            operation_timeout,
+            members: RwLock::new(Members {
+                configured: all.len(),
+                // Not all processes at the same member.
+                current: random_range(0..all.len().max(1)),
+                all,
+            }),
+            listed: Mutex::new(Instant::now()),
         }
     }
 
@@ -81,42 +119,79 @@ impl Cluster {
     }
 
     fn names(&self) -> String {
-        let names = self.members.iter().map(|member| match member {
-            Member::Address(address) => address
-                .split_once("://")
-                .map_or(address.as_str(), |(_, host)| host),
-            Member::Client(_) => "the application's client",
+        let members = self.members.read();
+        let names = members.all.iter().map(|member| {
+            let address = member.address();
+            address.split_once("://").map_or(address, |(_, host)| host)
         });
         names.collect::<Vec<_>>().join(", ")
     }
 
-    fn current(&self) -> usize {
-        self.current.load(Ordering::Relaxed) % self.members.len()
+    fn len(&self) -> usize {
+        self.members.read().all.len()
     }
 
-    /// Goes to the next member, unless somebody has left `member` already.
-    pub(crate) fn leave(&self, member: usize) {
-        let next = (member + 1) % self.members.len();
-        let _ = self
-            .current
-            .compare_exchange(member, next, Ordering::Relaxed, Ordering::Relaxed);
+    fn current(&self) -> Member {
+        let members = self.members.read();
+        members.all[members.current].clone()
+    }
+
+    /// Goes to the next member, unless somebody has left this one already.
+    fn leave(&self, address: &str) {
+        let mut members = self.members.write();
+        if members.all[members.current].address() == address {
+            members.current = (members.current + 1) % members.all.len();
+        }
+    }
+
+    /// Whether it is time to ask for the list of members.
+    fn wants_list(&self) -> bool {
+        let mut listed = self.listed.lock();
+        let is_due = listed.elapsed() >= LISTING;
+        if is_due {
+            *listed = Instant::now();
+        }
+        is_due
+    }
+
+    /// Learns where the members are, so that they may all be replaced, one after the other.
+    ///
+    /// Only if it knows one of them by the address that they give themselves: behind a proxy or
+    /// a translation of addresses theirs are of no use.
+    fn learn(&self, addresses: Vec<String>) {
+        let mut members = self.members.write();
+        let is_known = |address: &String| members.all.iter().any(|m| m.address() == address);
+        if !addresses.iter().any(is_known) {
+            return;
+        }
+        let current = members.all[members.current].address().to_owned();
+        let configured = members.configured;
+        members.all.truncate(configured);
+        for address in addresses {
+            if !members.all.iter().any(|m| m.address() == address) {
+                members.all.push(Member::Address(address.into()));
+            }
+        }
+        let place = members.all.iter().position(|m| m.address() == current);
+        members.current = place.unwrap_or(0);
     }
 
     /// How long one member may be silent before the next one is asked.
     ///
     /// Nothing is lost by asking two, so it is short: a renewal has to reach a live member well
     /// before its lease ends.
-    pub(crate) fn patience(&self, tries: u32) -> Duration {
-        if self.members.len() < 2 {
+    fn patience(&self, tries: u32) -> Duration {
+        let members = self.len() as u32;
+        if members < 2 {
             return self.operation_timeout;
         }
         let first = (self.operation_timeout / 10).min(Duration::from_millis(300));
-        first * (1 + tries / self.members.len() as u32)
+        first * (1 + tries / members)
     }
 
     /// How long a stream may be silent that owes an answer.
     pub(crate) fn stream_patience(&self) -> Duration {
-        if self.members.len() < 2 {
+        if self.len() < 2 {
             return (self.operation_timeout / 3).min(Duration::from_secs(1));
         }
         self.patience(0)
@@ -130,23 +205,22 @@ impl Cluster {
         ))
     }
 
-    async fn connect(&self, member: usize) -> Result<Client, Failure> {
-        match &self.members[member] {
-            Member::Client(client) => Ok(client.clone()),
-            Member::Address(address) => {
-                let anonymous = self.options.clone();
-                if let Some((name, password)) = &self.user {
-                    let options = anonymous.clone().with_user(name, password);
-                    match Client::connect([address], Some(options)).await {
-                        // As etcd's own client does: a user is no harm where nobody needs one.
-                        Err(etcd_client::Error::GRpcStatus(status))
-                            if status.message().contains("authentication is not enabled") => {}
-                        connected => return Ok(connected?),
-                    }
-                }
-                Ok(Client::connect([address], Some(anonymous)).await?)
+    async fn connect(&self, member: &Member) -> Result<Client, Failure> {
+        let address = match member {
+            Member::Client(client) => return Ok(client.clone()),
+            Member::Address(address) => address,
+        };
+        let anonymous = self.options.clone();
+        if let Some((name, password)) = &self.user {
+            let options = anonymous.clone().with_user(name, password);
+            match Client::connect([address], Some(options)).await {
+                // As etcd's own client does: a user is no harm where nobody needs one.
+                Err(etcd_client::Error::GRpcStatus(status))
+                    if status.message().contains("authentication is not enabled") => {}
+                connected => return Ok(connected?),
             }
         }
+        Ok(Client::connect([address], Some(anonymous)).await?)
     }
 }
 
@@ -155,7 +229,8 @@ impl Cluster {
 #[derive(Debug)]
 pub(crate) struct Connection {
     cluster: Arc<Cluster>,
-    lines: Vec<Line>,
+    /// By the addresses of the members.
+    lines: Mutex<HashMap<String, Arc<Line>>>,
     opened: AtomicU64,
     closed: AtomicBool,
 }
@@ -176,7 +251,7 @@ impl fmt::Debug for Line {
 #[derive(Clone)]
 pub(crate) struct Open {
     number: u64,
-    member: usize,
+    member: Member,
     pub(crate) client: Arc<Client>,
 }
 
@@ -189,10 +264,9 @@ pub(crate) struct Answer<T> {
 
 impl Connection {
     pub(crate) fn new(cluster: Arc<Cluster>) -> Self {
-        let lines = cluster.members.iter().map(|_| Line::default()).collect();
         Self {
             cluster,
-            lines,
+            lines: Mutex::default(),
             opened: AtomicU64::new(0),
             closed: AtomicBool::new(false),
         }
@@ -209,7 +283,7 @@ impl Connection {
     /// Ends the connections; later requests fail.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
-        for line in &self.lines {
+        for line in self.lines.lock().values() {
             *line.open.lock() = None;
         }
     }
@@ -238,7 +312,7 @@ impl Connection {
                 // Hung or half-open, for all one can know: the next request gets a new one.
                 if let Some(open) = used.into_inner() {
                     self.discard(&open);
-                    self.cluster.leave(open.member);
+                    self.cluster.leave(open.member.address());
                 }
                 Err(Failure {
                     error: self.cluster.no_answer(),
@@ -256,17 +330,17 @@ impl Connection {
     where
         F: Future<Output = Result<T, etcd_client::Error>>,
     {
-        let most = 3 * self.lines.len() as u32 + 1;
+        let most = 3 * self.cluster.len() as u32 + 1;
         let mut repeated = false;
         let mut authenticated = false;
         let mut tries = 0;
         loop {
             tries += 1;
             let member = self.cluster.current();
-            let open = match self.open(member).await {
+            let open = match self.open(&member).await {
                 Ok(open) => open,
                 Err(failure) if failure.error.is_transient() && tries < most => {
-                    self.move_on(member, tries).await;
+                    self.move_on(&member, tries).await;
                     continue;
                 }
                 Err(failure) => return Err(failure),
@@ -274,12 +348,15 @@ impl Connection {
             *used.lock() = Some(open.clone());
             let answer = timeout(self.cluster.patience(tries), request(&open.client)).await;
             let failure = match answer {
-                Ok(Ok(value)) => return Ok(Answer { value, repeated }),
+                Ok(Ok(value)) => {
+                    self.list_members(&open);
+                    return Ok(Answer { value, repeated });
+                }
                 Ok(Err(why)) => Failure::from(why),
                 Err(_) => {
                     // It may be applied yet.
                     repeated = true;
-                    self.cluster.leave(member);
+                    self.cluster.leave(member.address());
                     continue;
                 }
             };
@@ -293,7 +370,7 @@ impl Connection {
                     if failure.cure == Cure::Reconnect {
                         self.discard(&open);
                     }
-                    self.move_on(member, tries).await;
+                    self.move_on(&member, tries).await;
                 }
                 _ => return Err(failure),
             }
@@ -301,9 +378,9 @@ impl Connection {
     }
 
     /// To the next member; after a round through all of them with a pause.
-    async fn move_on(&self, member: usize, tries: u32) {
-        self.cluster.leave(member);
-        let rounds = tries / self.lines.len() as u32;
+    async fn move_on(&self, member: &Member, tries: u32) {
+        self.cluster.leave(member.address());
+        let rounds = tries / self.cluster.len() as u32;
         if rounds > 0 {
             let most = Duration::from_millis(10) * 2_u32.pow(rounds.min(5));
             sleep(most.mul_f64(random_range(0.5..1.0))).await;
@@ -313,15 +390,15 @@ impl Connection {
     /// A connection to the current member, for a stream.
     pub(crate) async fn current(&self) -> Result<Open, StoreError> {
         let member = self.cluster.current();
-        let opened = timeout(self.cluster.operation_timeout, self.open(member)).await;
+        let opened = timeout(self.cluster.operation_timeout, self.open(&member)).await;
         match opened {
             Ok(Ok(open)) => Ok(open),
             Ok(Err(failure)) => {
-                self.cluster.leave(member);
+                self.cluster.leave(member.address());
                 Err(failure.error)
             }
             Err(_) => {
-                self.cluster.leave(member);
+                self.cluster.leave(member.address());
                 Err(self.cluster.no_answer())
             }
         }
@@ -330,47 +407,87 @@ impl Connection {
     /// A stream on `open` has failed or is silent.
     pub(crate) fn broke(&self, open: &Open, failure: Option<&Failure>) {
         let cure = failure.map(|failure| failure.cure);
-        if self.lines.len() < 2 || matches!(cure, Some(Cure::Reconnect | Cure::Authenticate)) {
+        if self.cluster.len() < 2 || matches!(cure, Some(Cure::Reconnect | Cure::Authenticate)) {
             self.discard(open);
         }
-        self.cluster.leave(open.member);
+        self.cluster.leave(open.member.address());
     }
 
-    async fn open(&self, member: usize) -> Result<Open, Failure> {
-        if let Some(open) = self.usable(member)? {
+    async fn open(&self, member: &Member) -> Result<Open, Failure> {
+        let line = self.line(member);
+        if let Some(open) = self.usable(&line)? {
             return Ok(open);
         }
-        let _connecting = self.lines[member].connecting.lock().await;
-        if let Some(open) = self.usable(member)? {
+        let _connecting = line.connecting.lock().await;
+        if let Some(open) = self.usable(&line)? {
             return Ok(open);
         }
         let client = self.cluster.connect(member).await?;
         let open = Open {
             number: self.opened.fetch_add(1, Ordering::Relaxed) + 1,
-            member,
+            member: member.clone(),
             client: Arc::new(client),
         };
-        *self.lines[member].open.lock() = Some(open.clone());
+        *line.open.lock() = Some(open.clone());
         // It may have been closed meanwhile.
-        Ok(self.usable(member)?.unwrap_or(open))
+        Ok(self.usable(&line)?.unwrap_or(open))
     }
 
-    fn usable(&self, member: usize) -> Result<Option<Open>, StoreError> {
+    fn line(&self, member: &Member) -> Arc<Line> {
+        let mut lines = self.lines.lock();
+        match lines.get(member.address()) {
+            Some(line) => line.clone(),
+            None => {
+                let line = Arc::<Line>::default();
+                lines.insert(member.address().to_owned(), line.clone());
+                line
+            }
+        }
+    }
+
+    fn usable(&self, line: &Line) -> Result<Option<Open>, StoreError> {
         if self.is_closed() {
-            *self.lines[member].open.lock() = None;
+            *line.open.lock() = None;
             return Err(StoreError::closed());
         }
-        Ok(self.lines[member].open.lock().clone())
+        Ok(line.open.lock().clone())
     }
 
     /// Lets go of a connection, unless a newer one has taken its place.
     fn discard(&self, open: &Open) {
-        let mut current = self.lines[open.member].open.lock();
+        let line = self.line(&open.member);
+        let mut current = line.open.lock();
         if current
             .as_ref()
             .is_some_and(|now| now.number == open.number)
         {
             *current = None;
         }
+    }
+
+    /// Asks for the list of members in the background, now and then.
+    fn list_members(&self, open: &Open) {
+        let scheme = match open.member.address().split_once("://") {
+            Some((scheme, _)) if self.cluster.wants_list() => format!("{scheme}://"),
+            _ => return,
+        };
+        let (cluster, client) = (self.cluster.clone(), open.client.clone());
+        tokio::spawn(async move {
+            let mut client = client.cluster_client();
+            let listed = timeout(cluster.operation_timeout, client.member_list()).await;
+            // A user may lack the right to ask.
+            if let Ok(Ok(list)) = listed {
+                let urls = list
+                    .members()
+                    .iter()
+                    .flat_map(|member| member.client_urls());
+                let usable = urls.filter(|url| url.starts_with(&scheme));
+                cluster.learn(
+                    usable
+                        .map(|url| url.trim_end_matches('/').to_owned())
+                        .collect(),
+                );
+            }
+        });
     }
 }

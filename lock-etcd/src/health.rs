@@ -56,15 +56,21 @@ fn known_bugs(version: &str) -> Vec<String> {
     let mut parts = version
         .split(['.', '-'])
         .map(|part| part.parse::<u32>().unwrap_or(0));
-    let version = [(); 3].map(|()| parts.next().unwrap_or(0));
+    let [major, minor, patch] = [(); 3].map(|()| parts.next().unwrap_or(0));
+    let since = |fixes: &[(u32, u32)]| match fixes.iter().find(|(line, _)| *line == minor) {
+        Some((_, fixed)) => patch < *fixed,
+        None => minor < 4,
+    };
     let mut bugs = Vec::new();
-    if version < [3, 4, 0] {
-        bugs.push("etcd before 3.4 is not tested".to_owned());
+    let mut bug = |what: &str| bugs.push(format!("etcd {version} {what}; use a later one"));
+    if major == 3 && since(&[(5, 3)]) {
+        bug("is not tested, or may corrupt its data when it is killed");
     }
-    if [3, 5, 0] <= version && version <= [3, 5, 2] {
-        bugs.push(
-            "etcd 3.5.0 to 3.5.2 may corrupt its data after a crash; use a later one".to_owned(),
-        );
+    if major == 3 && since(&[(4, 32), (5, 13)]) {
+        bug("may end leases too early when its leader was slow and was replaced (issue 15247)");
+    }
+    if major == 3 && since(&[(4, 38), (5, 23)]) {
+        bug("may renew a lease on a former leader that the cluster has ended already");
     }
     bugs
 }
@@ -75,11 +81,22 @@ mod tests {
 
     #[test]
     fn versions_with_known_bugs_are_told() {
-        assert!(known_bugs("3.4.23").is_empty());
-        assert_eq!(known_bugs("3.5.0-rc.1").len(), 1);
-        assert_eq!(known_bugs("3.5.2").len(), 1);
-        assert!(known_bugs("3.5.3").is_empty());
-        assert_eq!(known_bugs("3.3.27").len(), 1);
-        assert!(known_bugs("3.6.15").is_empty());
+        for (version, bugs) in [
+            ("3.3.27", 3),
+            ("3.4.23", 2),
+            ("3.4.37", 1),
+            ("3.4.38", 0),
+            ("3.5.0-rc.1", 3),
+            ("3.5.2", 3),
+            ("3.5.12", 2),
+            ("3.5.13", 1),
+            ("3.5.23", 0),
+            ("3.6.1", 0),
+            ("4.0.0", 0),
+        ] {
+            let found = known_bugs(version);
+            assert_eq!(found.len(), bugs, "{found:?}");
+            assert!(found.iter().all(|bug| bug.contains(version)));
+        }
     }
 }
