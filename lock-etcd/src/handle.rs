@@ -10,8 +10,13 @@ use std::{
 
 use etcd_client::LeaseGrantOptions;
 use futures_util::stream::{self, StreamExt};
-use lock_core::{Capabilities, Clock, StoreError, SystemClock, Ttl};
+use lock_core::{Capabilities, Clock, Moment, StoreError, SystemClock, Ttl};
+use parking_lot::Mutex;
 use rand::random_range;
+use tokio::{
+    sync::mpsc::{Receiver, Sender, channel},
+    time::timeout,
+};
 
 use crate::{
     claims::Claims,
@@ -56,6 +61,8 @@ pub(crate) struct Handle {
     /// The one that keeps the unused leases.
     is_main: bool,
     closed: AtomicBool,
+    /// Those who revoke leases in the background have a sender each.
+    revoking: Mutex<Option<(Sender<()>, Receiver<()>)>>,
 }
 
 impl Handle {
@@ -83,6 +90,7 @@ impl Handle {
             shared,
             is_main,
             closed: AtomicBool::new(false),
+            revoking: Mutex::new(Some(channel(1))),
         })
     }
 
@@ -134,10 +142,15 @@ impl Handle {
     /// No key has the lease any more. It is used again, unless a request may still be under way
     /// that would give it to one.
     pub(crate) fn give_back(&self, lease: i64, stray: bool) {
+        let due = self
+            .shared
+            .leases
+            .used(lease)
+            .map_or(Moment::NEVER, |lease| lease.due());
         if stray || !self.shared.leases.put_back(lease) {
             self.revoke_later(lease);
         } else {
-            self.upkeep.wake();
+            self.upkeep.wake_by(due);
         }
     }
 
@@ -146,7 +159,23 @@ impl Handle {
         self.shared.leases.forget(lease);
         if lease != 0 {
             let connection = self.connection.clone();
-            tokio::spawn(async move { revoke(&connection, lease).await });
+            let revoking = self
+                .revoking
+                .lock()
+                .as_ref()
+                .map(|(sender, _)| sender.clone());
+            tokio::spawn(async move {
+                let _revoking = revoking;
+                give_up(&connection, vec![lease]).await;
+            });
+        }
+    }
+
+    /// An unused lease was not there any more: whatever has ended it may have ended the others.
+    pub(crate) fn distrust_leases(&self, lease: i64) {
+        self.shared.leases.forget(lease);
+        for lease in self.shared.leases.take_unused() {
+            self.revoke_later(lease);
         }
     }
 
@@ -183,7 +212,11 @@ impl Handle {
             }
         }
         self.shared.claims.waits(name, true);
-        self.upkeep.wake();
+        let known = self.shared.claims.find(name);
+        let lease = known.and_then(|known| self.shared.leases.used(known.lease));
+        if let Some(lease) = lease {
+            self.upkeep.wake_by(lease.due());
+        }
         Interest(&self.shared.claims, name)
     }
 
@@ -204,7 +237,18 @@ impl Handle {
         if self.is_main {
             leases.extend(self.shared.leases.close());
         }
-        give_up(&self.connection, leases).await;
+        let revoking = self.revoking.lock().take();
+        let revoked = async {
+            give_up(&self.connection, leases).await;
+            if let Some((sender, mut others)) = revoking {
+                drop(sender);
+                others.recv().await;
+            }
+        };
+        let limit = self.connection.cluster().operation_timeout();
+        if timeout(limit, revoked).await.is_err() {
+            tracing::debug!("some leases were not revoked; they end by themselves");
+        }
         self.renewals.close();
         self.connection.close();
     }

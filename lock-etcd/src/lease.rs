@@ -200,8 +200,13 @@ impl Leases {
 
     /// Keeps no unused lease from now on; those that were, to be revoked.
     pub(crate) fn close(&self) -> Vec<i64> {
+        self.state.lock().closed = true;
+        self.take_unused()
+    }
+
+    /// All unused leases, to be revoked.
+    pub(crate) fn take_unused(&self) -> Vec<i64> {
         let mut state = self.state.lock();
-        state.closed = true;
         state.count = 0;
         let unused = state.unused.drain().flat_map(|(_, same)| same);
         unused.map(|unused| unused.lease.id).collect()

@@ -35,13 +35,17 @@ pub(crate) async fn list(
     if from >= end {
         return Ok(LockPage::default());
     }
-    // One key more, to know whether the last lock is complete.
     let (mut kvs, more) = read(handle, from..end.clone(), limit.max(50) * 2).await?;
+    let end_of_page = kvs.last().filter(|_| more).and_then(|kv| kv.key_str().ok());
+    let end_of_page = end_of_page.map(|key| format!("{key}\0"));
+    // What is not of a lock is none of ours.
+    let is_ours = |kv: &KeyValue| names.read(kv.key()).is_some();
+    kvs.retain(is_ours);
     let lock_of = |kv: &KeyValue| match names.read(kv.key()) {
         Some((lock, ..)) => Ok(lock),
         None => Err(foreign(kv.key())),
     };
-    let mut rest = None;
+    let mut rest = end_of_page;
     if more && let Some(last) = kvs.last() {
         let last = lock_of(last)?;
         let lock = names.lock(&last);
@@ -50,6 +54,7 @@ pub(crate) async fn list(
             // One lock with more waiters than a page has keys.
             let end = end_of(&lock);
             kvs = read(handle, lock..end.clone(), 0).await?.0;
+            kvs.retain(is_ours);
             rest = Some(end);
         } else {
             rest = Some(lock);

@@ -144,7 +144,7 @@ impl EtcdLock {
             Ok(answer) => answer,
             Err(failure) if failure.cure == Cure::Lease => {
                 shared.claims.forget(name.key());
-                shared.leases.forget(lease.id);
+                self.handle.distrust_leases(lease.id);
                 return Ok(None);
             }
             Err(failure) => {
@@ -232,7 +232,7 @@ impl EtcdLock {
         }
         match view.first.take_if(|first| first.owner == claim.owner) {
             Some(first) => self.enter(claim, name, ttl, first).await,
-            None if place.is_none() && fresh_is_over(claim, &view) => Ok(None),
+            None if place.is_none() && is_undecided(claim, &view) => Ok(None),
             None => self
                 .busy(name, &view)
                 .await
@@ -466,8 +466,8 @@ impl EtcdLock {
     }
 }
 
-/// A claim that queues has to have a place, or hold the lock; otherwise it tries again.
-fn fresh_is_over(claim: &Claim, view: &View) -> bool {
+/// Whether a claim without a place has to try again: one that queues needs a place.
+fn is_undecided(claim: &Claim, view: &View) -> bool {
     claim.queue || view.first.is_none()
 }
 

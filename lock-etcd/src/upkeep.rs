@@ -1,15 +1,18 @@
 //! What keeps leases alive that no lock-core client renews: those of claims in the queue, and
 //! those that are kept for the next locks.
 
-use std::sync::{
-    Arc, Weak,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
 };
 
 use futures_util::future::join_all;
 use lock_core::{Clock, Moment, SystemClock};
 use parking_lot::Mutex;
-use tokio::{sync::Notify, task::AbortHandle};
+use tokio::{sync::Notify, task::AbortHandle, time::sleep};
 
 use crate::{
     connection::Connection,
@@ -25,12 +28,16 @@ pub(crate) struct Upkeep {
     wake: Arc<Notify>,
     running: Arc<AtomicBool>,
     task: Mutex<Option<AbortHandle>>,
-    dropped: Arc<Dropped>,
+    signals: Arc<Signals>,
 }
 
-/// Tells the task that the handle is gone.
 #[derive(Debug, Default)]
-struct Dropped(AtomicBool);
+struct Signals {
+    /// The handle is gone.
+    dropped: AtomicBool,
+    /// Until when the task sleeps, in nanoseconds.
+    asleep_until: AtomicU64,
+}
 
 impl Upkeep {
     /// Starts the task, unless it runs.
@@ -39,17 +46,19 @@ impl Upkeep {
             return;
         }
         let running = Running(self.running.clone());
-        let (wake, dropped) = (self.wake.clone(), self.dropped.clone());
+        let (wake, signals) = (self.wake.clone(), self.signals.clone());
         let task = tokio::spawn(async move {
             let _running = running;
-            run(handle, parts, &wake, &dropped).await;
+            run(handle, parts, &wake, &signals).await;
         });
         *self.task.lock() = Some(task.abort_handle());
     }
 
-    /// Something may be due earlier than it was.
-    pub(crate) fn wake(&self) {
-        self.wake.notify_one();
+    /// Something is due at that moment.
+    pub(crate) fn wake_by(&self, due: Moment) {
+        if due.as_nanos() < self.signals.asleep_until.load(Ordering::Acquire) {
+            self.wake.notify_one();
+        }
     }
 
     pub(crate) fn stop(&self) {
@@ -61,7 +70,7 @@ impl Upkeep {
 
 impl Drop for Upkeep {
     fn drop(&mut self) {
-        self.dropped.0.store(true, Ordering::Release);
+        self.signals.dropped.store(true, Ordering::Release);
         self.wake.notify_one();
     }
 }
@@ -74,12 +83,12 @@ impl Drop for Running {
     }
 }
 
-async fn run(handle: u64, (connection, renewals, shared): Parts, wake: &Notify, dropped: &Dropped) {
+async fn run(handle: u64, (connection, renewals, shared): Parts, wake: &Notify, signals: &Signals) {
     loop {
         let Some(shared) = shared.upgrade() else {
             return;
         };
-        if dropped.0.load(Ordering::Acquire) {
+        if signals.dropped.load(Ordering::Acquire) {
             let mut leases = shared.leases.close();
             let queued = shared.claims.take_queued(handle);
             leases.extend(queued.iter().map(|known| known.lease));
@@ -88,10 +97,13 @@ async fn run(handle: u64, (connection, renewals, shared): Parts, wake: &Notify, 
         }
         let next = round(handle, &connection, &renewals, &shared).await;
         drop(shared);
+        signals
+            .asleep_until
+            .store(next.as_nanos(), Ordering::Release);
         tokio::select! {
             () = wake.notified() => {
-                // Not at every lock that is released.
-                tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+                // Not for every single one.
+                sleep(Duration::from_millis(20)).await;
             }
             () = SystemClock.sleep_until(next) => {}
         }
@@ -126,7 +138,7 @@ async fn round(
     next = unused.next.map_or(next, |at| next.min(at));
     due.extend(unused.renew);
     if !due.is_empty() {
-        next = next.min(now + std::time::Duration::from_millis(200));
+        next = next.min(now + Duration::from_millis(200));
     }
     join_all(due.into_iter().map(async |lease| {
         let sent = SystemClock.now();
