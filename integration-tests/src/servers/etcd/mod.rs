@@ -1,10 +1,12 @@
 //! Private etcd clusters.
 
+mod network;
+
 use std::{
     fs,
     io::{Read, Write},
     net::TcpStream,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::atomic::{AtomicBool, Ordering},
     time::{Duration, Instant},
@@ -13,6 +15,7 @@ use std::{
 use etcd_client::{Client, ConnectOptions};
 use tempfile::TempDir;
 
+use self::network::Network;
 use super::free_ports;
 use crate::process::Process;
 
@@ -31,13 +34,17 @@ pub struct EtcdCluster {
     members: Vec<Member>,
     folder: TempDir,
     options: Vec<String>,
+    network: Option<Network>,
 }
 
 #[derive(Debug)]
 struct Member {
     name: String,
     client_port: u16,
+    /// Where it listens for the other members.
     peer_port: u16,
+    /// Where they reach it: the same port, or one of the network in between.
+    public_port: u16,
     process: Option<Process>,
     paused: AtomicBool,
 }
@@ -59,11 +66,29 @@ impl EtcdCluster {
     ///
     /// When it cannot be started: a test that needs it fails without it.
     pub fn with(size: usize, options: &[&str]) -> Self {
+        Self::start(size, options, false)
+    }
+
+    /// Three members that can be cut off from each other.
+    pub fn divisible() -> Self {
+        Self::start(3, &[], true)
+    }
+
+    fn start(size: usize, options: &[&str], divisible: bool) -> Self {
         let ports = free_ports(2 * size);
+        let peer_ports: Vec<_> = ports[size..].to_vec();
+        let (network, public_ports) = match divisible {
+            true => {
+                let (network, ports) = Network::new(&peer_ports);
+                (Some(network), ports)
+            }
+            false => (None, peer_ports.clone()),
+        };
         let members = (0..size).map(|n| Member {
             name: format!("member-{n}"),
-            client_port: ports[2 * n],
-            peer_port: ports[2 * n + 1],
+            client_port: ports[n],
+            peer_port: peer_ports[n],
+            public_port: public_ports[n],
             process: None,
             paused: AtomicBool::new(false),
         });
@@ -71,6 +96,7 @@ impl EtcdCluster {
             members: members.collect(),
             folder: folder(),
             options: options.iter().map(|option| (*option).to_owned()).collect(),
+            network,
         };
         for member in 0..size {
             cluster.spawn(member, "new");
@@ -176,6 +202,75 @@ impl EtcdCluster {
         String::from_utf8_lossy(&log).into_owned()
     }
 
+    /// Cuts a member of a [divisible](EtcdCluster::divisible) cluster off from the others; clients
+    /// still reach it. Only one is cut off at a time.
+    ///
+    /// # Panics
+    ///
+    /// When the cluster is not divisible.
+    pub fn isolate(&self, member: usize) {
+        let network = self.network.as_ref().expect("a divisible cluster");
+        network.isolate(Some(member));
+    }
+
+    /// Ends what [`EtcdCluster::isolate`] did.
+    pub fn heal(&self) {
+        if let Some(network) = &self.network {
+            network.isolate(None);
+        }
+    }
+
+    /// Removes a member for good and adds a new one, at other addresses and without data, in its
+    /// place.
+    ///
+    /// # Panics
+    ///
+    /// When the others refuse, or the cluster is divisible.
+    pub async fn replace(&mut self, member: usize) {
+        assert!(self.network.is_none(), "its addresses cannot change");
+        self.kill(member);
+        let mut admin = self.admin_of((member + 1) % self.size()).await;
+        let members = admin.member_list().await.expect("the members");
+        let name = &self.members[member].name;
+        let old = members.members().iter().find(|old| old.name() == name);
+        let old = old.expect("the member").id();
+        admin.member_remove(old).await.expect("it is removed");
+        fs::remove_dir_all(self.path(member, "data")).expect("the data is removed");
+        let ports = free_ports(2);
+        let new = &mut self.members[member];
+        (new.client_port, new.peer_port, new.public_port) = (ports[0], ports[1], ports[1]);
+        let url = new.url_for_peers();
+        admin.member_add([url], None).await.expect("it is added");
+        self.spawn(member, "existing");
+        self.wait_until_ready();
+    }
+
+    /// Kills a single member and keeps a copy of its data, for [`EtcdCluster::restore`]; then
+    /// starts it again.
+    ///
+    /// # Panics
+    ///
+    /// When the data cannot be copied.
+    pub fn back_up(&mut self) -> TempDir {
+        let backup = folder();
+        self.kill(0);
+        copy(&self.path(0, "data"), &backup.path().join("data"));
+        self.restart(0);
+        backup
+    }
+
+    /// Kills a single member and starts it again with the data of a backup.
+    ///
+    /// # Panics
+    ///
+    /// When the data cannot be copied.
+    pub fn restore(&mut self, backup: &TempDir) {
+        self.kill(0);
+        fs::remove_dir_all(self.path(0, "data")).expect("the data is removed");
+        copy(&backup.path().join("data"), &self.path(0, "data"));
+        self.restart(0);
+    }
+
     /// Stops a member where it is (SIGSTOP).
     pub fn pause(&self, member: usize) {
         self.members[member].pause(true);
@@ -250,10 +345,9 @@ impl EtcdCluster {
             .append(true)
             .open(self.path(member, "log"))
             .expect("the member's log");
-        let (client, peer) = (
-            format!("http://{}", self.address(member)),
-            format!("http://127.0.0.1:{}", self.members[member].peer_port),
-        );
+        let client = format!("http://{}", self.address(member));
+        let peer = format!("http://127.0.0.1:{}", self.members[member].peer_port);
+        let public = self.members[member].url_for_peers();
         // A single member waits for one election; three would disturb each other.
         let timing = match self.size() {
             1 => ["10", "100"],
@@ -267,16 +361,22 @@ impl EtcdCluster {
             .args(["--listen-client-urls", &client])
             .args(["--advertise-client-urls", &client])
             .args(["--listen-peer-urls", &peer])
-            .args(["--initial-advertise-peer-urls", &peer])
+            .args(["--initial-advertise-peer-urls", &public])
             .args(["--initial-cluster", &all.join(",")])
             .args(["--initial-cluster-state", state])
             .args(["--heartbeat-interval", timing[0]])
             .args(["--election-timeout", timing[1]])
+            // It would refuse new members for some seconds after a start.
+            .arg("--strict-reconfig-check=false")
             .args(["--logger", "zap", "--log-level", "warn"])
             .args(&self.options)
             .stdout(Stdio::null())
             .stderr(log);
-        self.members[member].process = Some(Process::start(&mut command));
+        let mut process = Process::start(&mut command);
+        if let Some(network) = &self.network {
+            network.started(member, process.child().id());
+        }
+        self.members[member].process = Some(process);
         self.members[member].paused = AtomicBool::new(false);
     }
 
@@ -319,8 +419,18 @@ impl Member {
     }
 
     fn as_peer(&self) -> String {
-        format!("{}=http://127.0.0.1:{}", self.name, self.peer_port)
+        format!("{}={}", self.name, self.url_for_peers())
     }
+
+    fn url_for_peers(&self) -> String {
+        format!("http://127.0.0.1:{}", self.public_port)
+    }
+}
+
+fn copy(from: &Path, to: &Path) {
+    let done = Command::new("cp").arg("-a").args([from, to]).status();
+    let done = done.expect("cp runs");
+    assert!(done.success(), "the data cannot be copied: {done}");
 }
 
 async fn connect(addresses: &[String]) -> Client {
@@ -378,5 +488,39 @@ mod tests {
         let mut admin = cluster.admin_of(other).await;
         let found = admin.get("a", None).await.unwrap();
         assert_eq!(found.kvs()[0].value(), b"c");
+    }
+
+    #[tokio::test]
+    async fn a_member_can_be_isolated_and_replaced() {
+        let cluster = EtcdCluster::divisible();
+        let leader = cluster.leader();
+        let mut alone = cluster.admin_of(leader).await;
+        let mut others = cluster.admin_of((leader + 1) % 3).await;
+        cluster.isolate(leader);
+        while others.put("a", "b", None).await.is_err() {}
+        assert!(alone.get("a", None).await.is_err());
+        cluster.heal();
+        while alone.get("a", None).await.is_err() {}
+        assert_eq!(alone.get("a", None).await.unwrap().count(), 1);
+
+        let mut cluster = EtcdCluster::three();
+        let mut admin = cluster.admin_of(1).await;
+        admin.put("a", "b", None).await.unwrap();
+        let before = cluster.address(0);
+        cluster.replace(0).await;
+        assert_ne!(cluster.address(0), before);
+        let mut admin = cluster.admin_of(0).await;
+        assert_eq!(admin.get("a", None).await.unwrap().count(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_backup_brings_the_past_back() {
+        let mut cluster = EtcdCluster::one();
+        let backup = cluster.back_up();
+        let mut admin = cluster.admin().await;
+        admin.put("a", "b", None).await.unwrap();
+        cluster.restore(&backup);
+        let mut admin = cluster.admin().await;
+        assert_eq!(admin.get("a", None).await.unwrap().count(), 0);
     }
 }
