@@ -16,10 +16,11 @@ use std::{
 };
 
 use etcd_client::{Client, ConnectOptions};
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use lock_core::StoreError;
 use parking_lot::{Mutex, RwLock};
 use rand::random_range;
-use tokio::time::{sleep, timeout};
+use tokio::time::{sleep_until, timeout};
 
 use crate::error::{Cure, Failure};
 
@@ -176,25 +177,24 @@ impl Cluster {
         members.current = place.unwrap_or(0);
     }
 
-    /// How long one member may be silent before the next one is asked.
+    /// How long one member may be silent before the next one is asked as well.
     ///
     /// Nothing is lost by asking two, so it is short: a renewal has to reach a live member well
     /// before its lease ends.
-    fn patience(&self, tries: u32) -> Duration {
-        let members = self.len() as u32;
-        if members < 2 {
-            return self.operation_timeout;
+    pub(crate) fn patience(&self) -> Duration {
+        match self.len() {
+            0 | 1 => self.operation_timeout,
+            _ => (self.operation_timeout / 10).min(Duration::from_millis(300)),
         }
-        let first = (self.operation_timeout / 10).min(Duration::from_millis(300));
-        first * (1 + tries / members)
     }
 
-    /// How long a stream may be silent that owes an answer.
-    pub(crate) fn stream_patience(&self) -> Duration {
-        if self.len() < 2 {
-            return (self.operation_timeout / 3).min(Duration::from_secs(1));
-        }
-        self.patience(0)
+    /// How long a stream may be silent that owes an answer, after so many silent ones in a row.
+    pub(crate) fn stream_patience(&self, silent: u32) -> Duration {
+        let first = match self.len() {
+            0 | 1 => (self.operation_timeout / 3).min(Duration::from_secs(1)),
+            _ => self.patience(),
+        };
+        (first * (1 + silent)).min(self.operation_timeout)
     }
 
     pub(crate) fn no_answer(&self) -> StoreError {
@@ -304,16 +304,14 @@ impl Connection {
     where
         F: Future<Output = Result<T, etcd_client::Error>>,
     {
-        let used = Mutex::new(None);
-        let exchange = self.exchange(request, &used);
+        let exchange = self.exchange(request);
         match timeout(self.cluster.operation_timeout, exchange).await {
             Ok(answer) => answer,
             Err(_) => {
                 // Hung or half-open, for all one can know: the next request gets a new one.
-                if let Some(open) = used.into_inner() {
-                    self.discard(&open);
-                    self.cluster.leave(open.member.address());
-                }
+                let member = self.cluster.current();
+                *self.line(&member).open.lock() = None;
+                self.cluster.leave(member.address());
                 Err(Failure {
                     error: self.cluster.no_answer(),
                     cure: Cure::None,
@@ -322,69 +320,81 @@ impl Connection {
         }
     }
 
-    async fn exchange<T, F>(
-        &self,
-        request: impl Fn(&Client) -> F,
-        used: &Mutex<Option<Open>>,
-    ) -> Result<Answer<T>, Failure>
+    /// Asks one member, and the next one as well when there is no answer for a while; the first
+    /// answer counts.
+    async fn exchange<T, F>(&self, request: impl Fn(&Client) -> F) -> Result<Answer<T>, Failure>
     where
         F: Future<Output = Result<T, etcd_client::Error>>,
     {
         let most = 3 * self.cluster.len() as u32 + 1;
-        let mut repeated = false;
+        let attempt = async |member: Member| match self.open(&member).await {
+            Ok(open) => {
+                let answer = request(&open.client).await;
+                (member, Some(open), answer.map_err(Failure::from))
+            }
+            Err(failure) => (member, None, Err(failure)),
+        };
+        let mut under_way = FuturesUnordered::new();
         let mut authenticated = false;
         let mut tries = 0;
+        let mut next = Instant::now();
         loop {
-            tries += 1;
-            let member = self.cluster.current();
-            let open = match self.open(&member).await {
-                Ok(open) => open,
-                Err(failure) if failure.error.is_transient() && tries < most => {
-                    self.move_on(&member, tries).await;
+            if under_way.is_empty() {
+                sleep_until(next.into()).await;
+            }
+            if next <= Instant::now() {
+                tries += 1;
+                let patience = self.cluster.patience() * tries;
+                next = Instant::now() + patience;
+                under_way.push(attempt(self.cluster.current()));
+            }
+            let (member, open, answer) = tokio::select! {
+                biased;
+                Some(answered) = under_way.next() => answered,
+                () = sleep_until(next.into()) => {
+                    // It may be applied yet, and it is not given up.
+                    self.cluster.leave(self.cluster.current().address());
                     continue;
                 }
-                Err(failure) => return Err(failure),
             };
-            *used.lock() = Some(open.clone());
-            let answer = timeout(self.cluster.patience(tries), request(&open.client)).await;
-            let failure = match answer {
-                Ok(Ok(value)) => {
+            let failure = match (open, answer) {
+                (Some(open), Ok(value)) => {
                     self.list_members(&open);
+                    let repeated = tries > 1;
                     return Ok(Answer { value, repeated });
                 }
-                Ok(Err(why)) => Failure::from(why),
-                Err(_) => {
-                    // It may be applied yet.
-                    repeated = true;
-                    self.cluster.leave(member.address());
-                    continue;
+                (open, Err(failure)) => {
+                    if let Some(open) = open
+                        && matches!(failure.cure, Cure::Reconnect | Cure::Authenticate)
+                    {
+                        self.discard(&open);
+                    }
+                    failure
                 }
+                (None, Ok(_)) => unreachable!("there is no answer without a connection"),
             };
             match failure.cure {
                 Cure::Authenticate if self.cluster.user.is_some() && !authenticated => {
                     authenticated = true;
-                    self.discard(&open);
+                    next = Instant::now();
                 }
                 Cure::Elsewhere | Cure::Reconnect if tries < most => {
-                    repeated = true;
-                    if failure.cure == Cure::Reconnect {
-                        self.discard(&open);
-                    }
-                    self.move_on(&member, tries).await;
+                    self.cluster.leave(member.address());
+                    next = next.min(Instant::now() + self.pause(tries));
                 }
                 _ => return Err(failure),
             }
         }
     }
 
-    /// To the next member; after a round through all of them with a pause.
-    async fn move_on(&self, member: &Member, tries: u32) {
-        self.cluster.leave(member.address());
+    /// To the next member at once; after a round through all of them with a pause.
+    fn pause(&self, tries: u32) -> Duration {
         let rounds = tries / self.cluster.len() as u32;
-        if rounds > 0 {
-            let most = Duration::from_millis(10) * 2_u32.pow(rounds.min(5));
-            sleep(most.mul_f64(random_range(0.5..1.0))).await;
+        if rounds == 0 {
+            return Duration::ZERO;
         }
+        let most = Duration::from_millis(10) * 2_u32.pow(rounds.min(5));
+        most.mul_f64(random_range(0.5..1.0))
     }
 
     /// A connection to the current member, for a stream.

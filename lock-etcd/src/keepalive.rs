@@ -93,6 +93,7 @@ impl KeepAlive {
 /// Serves until the handle is gone.
 async fn serve(connection: Arc<Connection>, mut asks: UnboundedReceiver<Ask>) {
     let mut owed = VecDeque::new();
+    let mut silent = 0;
     loop {
         if owed.is_empty() {
             match asks.recv().await {
@@ -115,13 +116,21 @@ async fn serve(connection: Arc<Connection>, mut asks: UnboundedReceiver<Ask>) {
                 continue;
             }
         };
-        let patience = connection.cluster().stream_patience();
+        let patience = connection.cluster().stream_patience(silent);
         let mut lease = open.client.lease_client();
         let failure = match timeout(patience, lease.keep_alive(first)).await {
             Ok(Ok((keeper, stream))) => {
+                let began = Instant::now();
                 match talk(keeper, stream, &mut asks, &mut owed, patience).await {
                     Ended::HandleGone => return,
-                    Ended::Stream(failure) => failure,
+                    Ended::Stream(failure) => {
+                        silent = if began.elapsed() > patience * 4 {
+                            0
+                        } else {
+                            silent + 1
+                        };
+                        failure
+                    }
                 }
             }
             Ok(Err(why)) => {
@@ -132,7 +141,10 @@ async fn serve(connection: Arc<Connection>, mut asks: UnboundedReceiver<Ask>) {
                 }
                 Some(failure)
             }
-            Err(_) => None,
+            Err(_) => {
+                silent += 1;
+                None
+            }
         };
         gone(&connection, &open, failure.as_ref());
         forget_given_up(&mut owed);

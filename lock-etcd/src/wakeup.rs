@@ -356,7 +356,7 @@ async fn listen(hub: Weak<Hub>, connection: Arc<Connection>, mut asks: Unbounded
             }
         }
         let began = Instant::now();
-        let ended = watch(&hub, &connection, &mut asks).await;
+        let ended = watch(&hub, &connection, &mut asks, failures).await;
         let Some(hub) = hub.upgrade() else { return };
         hub.lost(None);
         match ended {
@@ -382,6 +382,7 @@ async fn watch(
     hub: &Weak<Hub>,
     connection: &Arc<Connection>,
     asks: &mut UnboundedReceiver<String>,
+    failures: u32,
 ) -> Result<(), lock_core::StoreError> {
     let open = connection.current().await?;
     let ended = Stream {
@@ -390,6 +391,7 @@ async fn watch(
         open: &open,
         names: HashMap::new(),
         next: 1,
+        failures,
         reads: FuturesUnordered::new(),
     }
     .serve(asks)
@@ -407,6 +409,8 @@ struct Stream<'a> {
     /// The locks that are watched, by the numbers of their watches.
     names: HashMap<i64, String>,
     next: i64,
+    /// How many streams before this one have failed in a row.
+    failures: u32,
     reads: FuturesUnordered<BoxFuture<'a, (String, Result<Order, Failure>)>>,
 }
 
@@ -418,7 +422,7 @@ impl Stream<'_> {
         };
         let options = self.options(&first);
         let mut watcher = self.open.client.watch_client();
-        let patience = self.connection.cluster().stream_patience();
+        let patience = self.connection.cluster().stream_patience(self.failures);
         let opened = timeout(patience, watcher.watch(first, Some(options))).await;
         let (mut sender, mut responses) = opened.map_err(|_| silent())??.split();
         for lock in wanted {
@@ -489,7 +493,7 @@ impl Stream<'_> {
         lock: String,
     ) -> Result<(), Failure> {
         let options = self.options(&lock);
-        let patience = self.connection.cluster().stream_patience();
+        let patience = self.connection.cluster().stream_patience(self.failures);
         let sent = timeout(patience, sender.watch(lock, Some(options))).await;
         Ok(sent.map_err(|_| silent())??)
     }
