@@ -227,18 +227,12 @@ fn read_user(user: &str) -> Result<(String, String), &'static str> {
 }
 
 fn read_address(transport: &str, host: &str) -> Result<String, &'static str> {
-    let url =
-        Url::parse(&format!("{transport}://{host}")).map_err(|_| "a member has no address")?;
-    let plain = url.path() == "/" && url.query().is_none() && url.fragment().is_none();
+    // Not as a URL of the transport, which would hide that transport's own port.
+    let url = Url::parse(&format!("etcd://{host}")).map_err(|_| "a member has no address")?;
+    let rest = [Some(url.path()), url.query(), url.fragment()];
     match url.host_str() {
-        Some(name) if plain && !name.is_empty() => {
-            // Not `port()`, which hides the transport's own.
-            let port = if host.ends_with(&format!(":{}", url.port_or_known_default().unwrap_or(0)))
-            {
-                url.port_or_known_default().unwrap_or(2379)
-            } else {
-                url.port().unwrap_or(2379)
-            };
+        Some(name) if rest == [Some(""), None, None] => {
+            let port = url.port().unwrap_or(2379);
             Ok(format!("{transport}://{name}:{port}"))
         }
         _ => Err("a member is more than `host:port`"),

@@ -21,6 +21,8 @@ pub(crate) enum Cure {
     Authenticate,
     /// Another lease: this one is gone.
     Lease,
+    /// Room: nothing may be put.
+    Space,
     /// Nothing.
     None,
 }
@@ -98,7 +100,7 @@ fn meaning(code: i32, message: &str) -> (StoreErrorKind, Cure, &'static str) {
     if says("database space exceeded") {
         return (
             Transient,
-            Cure::None,
+            Cure::Space,
             "the server is out of space (NOSPACE) and takes nothing new",
         );
     }

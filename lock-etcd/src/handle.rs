@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use etcd_client::LeaseGrantOptions;
+use etcd_client::{GetOptions, LeaseGrantOptions};
 use futures_util::stream::{self, StreamExt};
 use lock_core::{Capabilities, Clock, Moment, StoreError, SystemClock, Ttl};
 use parking_lot::Mutex;
@@ -25,8 +25,8 @@ use crate::{
     error::{Cure, Failure},
     health,
     keepalive::{Alive, KeepAlive},
-    lease::{Lease, Leases, SLACK},
-    record::Names,
+    lease::{Lease, Leases, length_for, used_for},
+    record::{Name, Names},
     upkeep::Upkeep,
     wakeup::Wakeup,
 };
@@ -119,7 +119,7 @@ impl Handle {
             return Err(StoreError::closed());
         }
         self.start_upkeep();
-        let seconds = ttl.as_millis() / 1000 + SLACK;
+        let seconds = length_for(ttl.as_millis() / 1000);
         if let Some(lease) = self.shared.leases.take(seconds) {
             return Ok(lease);
         }
@@ -187,6 +187,11 @@ impl Handle {
 
     /// How long a lease still runs at most, less what it is longer than the ttl.
     pub(crate) async fn remaining(&self, lease: i64) -> Duration {
+        let ours = self.shared.leases.used(lease);
+        let left = ours.map(|lease| lease.remaining(SystemClock.now()));
+        if let Some(left) = left.filter(|left| !left.is_zero()) {
+            return left;
+        }
         let asked = self.connection.call(|client| {
             let mut client = client.lease_client();
             async move { client.time_to_live(lease, None).await }
@@ -196,11 +201,28 @@ impl Handle {
                 let whole = u64::try_from(left.granted_ttl()).unwrap_or(0);
                 // It is told in whole seconds, cut off.
                 let left = u64::try_from(left.ttl()).unwrap_or(0) + 1;
-                Duration::from_secs(left.min(whole.saturating_sub(SLACK)).max(1))
+                Duration::from_secs(left.min(used_for(whole)).max(1))
             }
             // Over, but its keys are still there; or unknown.
             _ => Duration::from_millis(200),
         }
+    }
+
+    /// How many keys of the lock were created up to `created`.
+    pub(crate) async fn position(&self, name: &Name, created: i64) -> Result<u32, StoreError> {
+        if let Some(position) = self.wakeup.position(name, created) {
+            return Ok(position);
+        }
+        let ahead = self.connection.call(|client| {
+            let mut kv = client.kv_client();
+            let lock = name.lock().to_owned();
+            let options = GetOptions::new()
+                .with_prefix()
+                .with_keys_only()
+                .with_max_create_revision(created);
+            async move { kv.get(lock, Some(options)).await }
+        });
+        Ok(ahead.await?.kvs().len() as u32)
     }
 
     /// Somebody waits for a claim, until this is dropped.

@@ -8,9 +8,19 @@ use std::{collections::HashMap, time::Duration};
 use lock_core::{Clock, Moment, SystemClock, Ttl};
 use parking_lot::Mutex;
 
-/// By how much a lease is longer at the server than the ttl it is used for: as long as the last
-/// keep-alive is younger than this, a lock can be granted on it without another one.
-pub(crate) const SLACK: u64 = 1;
+/// How long a lease is at the server for a ttl of whole seconds.
+///
+/// One second more from ten seconds on: while the last keep-alive is younger than that, a lock
+/// can be granted on the lease without another one. A shorter one is kept alive at each grant,
+/// beside the transaction.
+pub(crate) fn length_for(seconds: u64) -> u64 {
+    if seconds < 10 { seconds } else { seconds + 1 }
+}
+
+/// The ttl that a lease of this length is used for.
+pub(crate) fn used_for(length: u64) -> u64 {
+    if length < 11 { length } else { length - 1 }
+}
 
 /// A lease that this process has made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +40,16 @@ impl Lease {
 
     pub(crate) fn is_over(&self, now: Moment) -> bool {
         self.renewed + self.length() <= now
+    }
+
+    /// The ttl that it is used for.
+    pub(crate) fn ttl(&self) -> Duration {
+        Duration::from_secs(used_for(self.seconds))
+    }
+
+    /// How long it still runs of the ttl that it is used for, as far as is known.
+    pub(crate) fn remaining(&self, now: Moment) -> Duration {
+        (self.renewed + self.length()).since(now).min(self.ttl())
     }
 
     /// When it has to be kept alive while nobody else does it.

@@ -7,7 +7,7 @@ use std::collections::HashSet;
 
 use etcd_client::{PutOptions, TxnOp};
 use futures_util::future::join_all;
-use lock_core::{Claim, Renewal, StoreError, Ttl};
+use lock_core::{Claim, Clock, Moment, Renewal, StoreError, SystemClock, Ttl};
 
 use crate::{
     claims::{Known, State},
@@ -40,9 +40,15 @@ async fn renew_batch(handle: &Handle, claims: &[Claim]) -> Vec<Answer> {
                 .filter(|k| k.state == State::Held)
         })
         .collect();
+    let began = SystemClock.now();
     // Claims with the same lease need it once.
     let mut leases: HashSet<i64> = HashSet::new();
-    leases.extend(known.iter().flatten().map(|known| known.lease));
+    let ttls = claims.iter().map(|claim| handle.shared.granted(claim.ttl));
+    let live = known.iter().zip(ttls).filter_map(|(known, ttl)| {
+        let known = known.as_ref()?;
+        (!is_over(handle, known, ttl, began)).then_some(known.lease)
+    });
+    leases.extend(live);
     let alive = leases
         .iter()
         .map(async |lease| (*lease, handle.keep_alive(*lease).await));
@@ -71,6 +77,10 @@ async fn renew_batch(handle: &Handle, claims: &[Claim]) -> Vec<Answer> {
         let ttl = handle.shared.granted(claim.ttl);
         let quick = match &known {
             None => None,
+            Some(known) if is_over(handle, known, ttl, began) => {
+                read.next();
+                end(handle, name, known).await
+            }
             Some(known) => {
                 let entry = read.next().unwrap_or_else(|| Err(contended()));
                 quick(claim, ttl, known, alive.get(&known.lease), entry)
@@ -82,6 +92,29 @@ async fn renew_batch(handle: &Handle, claims: &[Claim]) -> Vec<Answer> {
         });
     }
     answers
+}
+
+/// Whether the ttl is over by all that this process knows. The server looks for leases that are
+/// over from time to time only, and may still renew this one.
+fn is_over(handle: &Handle, known: &Known, ttl: Ttl, now: Moment) -> bool {
+    let lease = handle.shared.leases.used(known.lease);
+    lease.is_some_and(|lease| lease.renewed + lease.ttl().max(ttl.as_duration()) <= now)
+}
+
+/// Ends a grant whose ttl is over, unless the owner has entered or left elsewhere since: then it
+/// has to be looked at.
+async fn end(handle: &Handle, name: &Name, known: &Known) -> Option<Answer> {
+    let ended = handle
+        .txn(|| {
+            let delete = TxnOp::delete(known.key.as_str(), None);
+            view::change(&known.key, known.modified, [delete])
+        })
+        .await;
+    match ended {
+        Ok(answer) if answer.value.succeeded() => Some(Ok(gone(handle, name, false, true))),
+        Ok(_) => None,
+        Err(failure) => Some(Err(failure.error)),
+    }
 }
 
 /// What the batch says of a claim; `None` when it has to be looked at by itself.
@@ -111,10 +144,10 @@ async fn renew(handle: &Handle, claim: &Claim, name: &Name, ttl: Ttl) -> Answer 
     const TRIES: u32 = 32;
     let shared = &handle.shared;
     for _ in 0..TRIES {
-        let reads = || etcd_client::Txn::new().and_then(View::reads(name.lock()));
+        let reads = || etcd_client::Txn::new().and_then(View::reads(name));
         let answer = handle.txn(reads).await?;
-        let view = View::read(&shared.names, &answer.value.op_responses())?;
-        let is_in_queue = view.place(name.key()).is_some();
+        let view = View::read(&shared.names, &answer.value)?;
+        let is_in_queue = view.own.is_some();
         let Some(entry) = view.first else {
             return Ok(gone(handle, name, false, true));
         };

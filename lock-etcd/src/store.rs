@@ -99,10 +99,10 @@ impl EtcdLock {
         self.handle.txn(txn).await
     }
 
-    async fn look(&self, lock: &str) -> Result<View, StoreError> {
-        let reads = || Txn::new().and_then(View::reads(lock));
+    async fn look(&self, name: &Name) -> Result<View, StoreError> {
+        let reads = || Txn::new().and_then(View::reads(name));
         let answer = self.txn(reads).await?;
-        View::read(&self.handle.shared.names, &answer.value.op_responses())
+        View::read(&self.handle.shared.names, &answer.value)
     }
 
     /// The first attempt of a claim, or a repeat of one whose answer was lost; `None` when it is
@@ -148,6 +148,17 @@ impl EtcdLock {
                 return Ok(None);
             }
             Err(failure) => {
+                // A server that is out of space refuses whatever might put something: but the
+                // claim may have its key already.
+                if failure.cure == Cure::Space {
+                    let view = self.look(name).await?;
+                    let is_mine = view.first.as_ref().is_some_and(|e| e.owner == claim.owner);
+                    if is_mine || view.own.is_some() {
+                        shared.claims.forget(name.key());
+                        self.handle.give_back(lease.id, true);
+                        return self.judge(claim, name, ttl, view, None).await;
+                    }
+                }
                 if !failure.error.is_transient() {
                     shared.claims.forget(name.key());
                     self.handle.revoke_later(lease.id);
@@ -170,7 +181,7 @@ impl EtcdLock {
             known.modified = known.created;
             return self.grant(name, known, ttl).map(Some);
         }
-        let view = View::read(&shared.names, &answer.value.op_responses())?;
+        let view = View::read(&shared.names, &answer.value)?;
         self.judge(claim, name, ttl, view, Some(known)).await
     }
 
@@ -194,7 +205,7 @@ impl EtcdLock {
     ) -> Result<Option<Attempt>, StoreError> {
         let Handle { shared, .. } = &*self.handle;
         let is_mine = |view: &View| view.first.as_ref().is_some_and(|e| e.owner == claim.owner);
-        let mut place = view.place(name.key());
+        let mut place = view.own;
         if let Some(known) = &fresh
             && claim.queue
             && place.is_none()
@@ -205,8 +216,8 @@ impl EtcdLock {
             let answer = self
                 .txn(|| view::enqueue(name, &value, known.lease))
                 .await?;
-            view = View::read(&shared.names, &answer.value.op_responses())?;
-            place = view.place(name.key());
+            view = View::read(&shared.names, &answer.value)?;
+            place = view.own;
         }
         if let Some(known) = &fresh
             && place.is_none_or(|place| place.lease != known.lease)
@@ -245,7 +256,13 @@ impl EtcdLock {
             Some(first) => self.handle.remaining(first.lease).await,
             None => Duration::ZERO,
         };
-        view.busy(name.key(), remaining)
+        let position = match view.own {
+            None => None,
+            // It came just now.
+            Some(own) if own.created == view.revision => Some(view.count),
+            Some(own) => Some(self.handle.position(name, own.created).await?),
+        };
+        view.busy(position, remaining)
     }
 
     /// Enters a lock that the owner holds, once more or as before; `None` when it is gone.
@@ -394,8 +411,8 @@ impl EtcdLock {
         let Handle { shared, .. } = &*self.handle;
         for _ in 0..TRIES {
             let known = shared.claims.find(name.key());
-            let view = self.look(name.lock()).await?;
-            let place = view.place(name.key());
+            let view = self.look(name).await?;
+            let place = view.own;
             let held = view
                 .first
                 .filter(|e| e.owner == claim.owner && e.has(claim.hold));
@@ -499,9 +516,9 @@ impl DistributedLock for EtcdLock {
                     self.take_turn(claim, &name, ttl, known).await?
                 }
                 Some(known) => {
-                    let view = self.look(name.lock()).await?;
+                    let view = self.look(&name).await?;
                     let is_mine = view.first.as_ref().is_some_and(|e| e.owner == claim.owner);
-                    if is_mine || view.place(name.key()).is_some() {
+                    if is_mine || view.own.is_some() {
                         self.judge(claim, &name, ttl, view, None).await?
                     } else if known.state == State::Trying {
                         self.attempt(claim, &name, ttl, Some(known)).await?
@@ -583,7 +600,9 @@ impl DistributedLock for EtcdLock {
         let names = &self.handle.shared.names;
         let lock = names.lock(key);
         for _ in 0..TRIES {
-            let Some(first) = self.look(&lock).await?.first else {
+            let read = || Txn::new().and_then([view::first(&lock)]);
+            let answer = self.txn(read).await?;
+            let Some(first) = view::found(names, &answer.value)? else {
                 return Ok(false);
             };
             if token.is_some_and(|token| u64::try_from(first.created) != Ok(token.as_u64())) {

@@ -9,23 +9,19 @@ use etcd_client::{
 use lock_core::{Busy, FencingToken, StoreError};
 
 use crate::{
-    error::{foreign, strange},
+    error::strange,
     record::{Entry, Name, Names},
 };
 
-/// The keys of a lock, read at one revision.
+/// What is read of a lock, at one revision.
 #[derive(Debug)]
 pub(crate) struct View {
     pub(crate) first: Option<Entry>,
-    /// In the order of their creation.
-    keys: Vec<Key>,
-}
-
-#[derive(Debug)]
-struct Key {
-    name: Vec<u8>,
-    created: i64,
-    lease: i64,
+    /// The claim's own key.
+    pub(crate) own: Option<Place>,
+    /// How many keys there are.
+    pub(crate) count: u32,
+    pub(crate) revision: i64,
 }
 
 /// The place of a claim's own key.
@@ -36,64 +32,55 @@ pub(crate) struct Place {
 }
 
 impl View {
-    /// The two reads that [`View::read`] takes: the first key with its value, and all names.
-    pub(crate) fn reads(lock: &str) -> [TxnOp; 2] {
-        let all = || GetOptions::new().with_prefix();
-        let first = all()
-            .with_sort(SortTarget::Create, SortOrder::Ascend)
-            .with_limit(1);
-        [
-            TxnOp::get(lock, Some(first)),
-            TxnOp::get(lock, Some(all().with_keys_only())),
-        ]
+    /// What [`View::read`] reads: the first key of a lock, of how many, and the claim's own.
+    pub(crate) fn reads(name: &Name) -> [TxnOp; 2] {
+        let own = GetOptions::new().with_keys_only();
+        [first(name.lock()), TxnOp::get(name.key(), Some(own))]
     }
 
-    pub(crate) fn read(names: &Names, responses: &[TxnOpResponse]) -> Result<Self, StoreError> {
-        let [.., TxnOpResponse::Get(first), TxnOpResponse::Get(all)] = responses else {
+    /// Reads the answer to a transaction that ends with [`View::reads`].
+    pub(crate) fn read(names: &Names, response: &TxnResponse) -> Result<Self, StoreError> {
+        let responses = response.op_responses();
+        let [.., TxnOpResponse::Get(first), TxnOpResponse::Get(own)] = responses.as_slice() else {
             return Err(strange());
         };
-        let first = match first.kvs().first() {
-            Some(kv) => Some(names.entry(kv)?),
-            None => None,
-        };
-        let mut keys: Vec<_> = all
-            .kvs()
-            .iter()
-            .map(|kv| Key {
-                name: kv.key().to_vec(),
+        Ok(Self {
+            first: only(names, first)?,
+            own: own.kvs().first().map(|kv| Place {
                 created: kv.create_revision(),
                 lease: kv.lease(),
-            })
-            .collect();
-        keys.sort_unstable_by_key(|key| key.created);
-        if let Some(key) = keys.iter().find(|key| names.read(&key.name).is_none()) {
-            return Err(foreign(&key.name));
-        }
-        Ok(Self { first, keys })
-    }
-
-    pub(crate) fn place(&self, name: &str) -> Option<Place> {
-        let key = self.keys.iter().find(|key| key.name == name.as_bytes())?;
-        Some(Place {
-            created: key.created,
-            lease: key.lease,
+            }),
+            count: u32::try_from(first.count()).unwrap_or(u32::MAX),
+            revision: revision(response),
         })
     }
 
-    /// What a claim is told that does not hold the lock.
-    pub(crate) fn busy(&self, name: &str, remaining: Duration) -> Result<Busy, StoreError> {
-        let place = self.keys.iter().position(|key| key.name == name.as_bytes());
+    /// What a claim is told that does not hold the lock. `position` counts the keys up to its
+    /// own, the holder's included.
+    pub(crate) fn busy(
+        &self,
+        position: Option<u32>,
+        remaining: Duration,
+    ) -> Result<Busy, StoreError> {
         Ok(Busy {
             holder: match &self.first {
                 Some(first) => Some(first.holder(remaining)?),
                 None => None,
             },
             remaining,
-            // The first one holds it.
-            position: place.filter(|place| *place > 0).map(|place| place as u32),
-            queued: self.keys.len().saturating_sub(1) as u32,
+            position: position.map(|place| place.saturating_sub(1).max(1)),
+            queued: self.count.saturating_sub(1),
         })
     }
+}
+
+/// Reads the key of a lock that was created first.
+pub(crate) fn first(lock: &str) -> TxnOp {
+    let options = GetOptions::new()
+        .with_prefix()
+        .with_sort(SortTarget::Create, SortOrder::Ascend)
+        .with_limit(1);
+    TxnOp::get(lock, Some(options))
 }
 
 /// One attempt: puts the claim's key if the lock is free; if it is not and the claim queues, puts
@@ -106,7 +93,7 @@ pub(crate) fn attempt(name: &Name, value: &[u8], lease: i64, queue: bool) -> Txn
         let stranger = Compare::create_revision(name.owner(), CompareOp::Equal, 0).with_prefix();
         otherwise.push(TxnOp::txn(Txn::new().when([stranger]).and_then([put()])));
     }
-    otherwise.extend(View::reads(name.lock()));
+    otherwise.extend(View::reads(name));
     Txn::new().when([free]).and_then([put()]).or_else(otherwise)
 }
 
@@ -114,12 +101,11 @@ pub(crate) fn attempt(name: &Name, value: &[u8], lease: i64, queue: bool) -> Txn
 pub(crate) fn enqueue(name: &Name, value: &[u8], lease: i64) -> Txn {
     let missing = Compare::create_revision(name.key(), CompareOp::Equal, 0);
     let put = TxnOp::put(name.key(), value, Some(PutOptions::new().with_lease(lease)));
-    let reads = || View::reads(name.lock());
-    let [first, all] = reads();
+    let [first, own] = View::reads(name);
     Txn::new()
         .when([missing])
-        .and_then([put, first, all])
-        .or_else(reads())
+        .and_then([put, first, own])
+        .or_else(View::reads(name))
 }
 
 /// Changes a key if it is as it was read; reads it otherwise.

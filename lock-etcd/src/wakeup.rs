@@ -200,6 +200,14 @@ impl Wakeup {
         })
     }
 
+    /// How many keys of the lock were created up to `created`, if that is known.
+    pub(crate) fn position(&self, name: &Name, created: i64) -> Option<u32> {
+        let state = self.hub.0.lock();
+        let order = state.locks.get(name.lock())?.order.as_ref()?;
+        order.keys.get(&created)?;
+        Some(order.keys.range(..=created).count() as u32)
+    }
+
     /// Returns when the claim has reason to try again.
     pub(crate) async fn wait(&self, name: &Name, created: i64) {
         let turn = self.join(name, created);
