@@ -205,7 +205,10 @@ async fn e2_a_leader_that_is_cut_off_renews_nothing_for_long() {
             let (others, next) = (others.clone(), claim("l"));
             async move {
                 // As soon as there is another leader.
-                while others.force_release(&next.key, None).await.is_err() {}
+                while let Err(why) = others.force_release(&next.key, None).await {
+                    eprintln!("{:?} {why}", begin.elapsed());
+                    sleep(ms(20)).await;
+                }
                 eventually_granted(&*others, &next).await;
                 (Instant::now(), next)
             }

@@ -239,7 +239,7 @@ impl EtcdCluster {
     /// When the cluster is not divisible.
     pub fn isolate(&self, member: usize) {
         let network = self.network.as_ref().expect("a divisible cluster");
-        network.isolate(Some(member));
+        network.isolate(Some(self.members[member].public_port));
     }
 
     /// Ends what [`EtcdCluster::isolate`] did.
@@ -405,11 +405,7 @@ impl EtcdCluster {
             .args(&self.options)
             .stdout(Stdio::null())
             .stderr(log);
-        let mut process = Process::start(&mut command);
-        if let Some(network) = &self.network {
-            network.started(member, process.child().id());
-        }
-        self.members[member].process = Some(process);
+        self.members[member].process = Some(Process::start(&mut command));
         self.members[member].paused = AtomicBool::new(false);
     }
 
