@@ -16,7 +16,7 @@ use etcd_client::{Client, ConnectOptions};
 use tempfile::TempDir;
 
 use self::network::Network;
-use super::free_ports;
+use super::{free_port, free_ports};
 use crate::process::Process;
 
 /// The environment variable that names the server's program; `etcd` without it.
@@ -35,6 +35,8 @@ pub struct EtcdCluster {
     folder: TempDir,
     options: Vec<String>,
     network: Option<Network>,
+    /// The port for TLS, of a single member.
+    tls_port: Option<u16>,
 }
 
 #[derive(Debug)]
@@ -66,23 +68,39 @@ impl EtcdCluster {
     ///
     /// When it cannot be started: a test that needs it fails without it.
     pub fn with(size: usize, options: &[&str]) -> Self {
-        Self::start(size, options, false)
+        Self::start(size, options, None, None, folder())
+    }
+
+    /// Members that write to the disk before they answer; the others' disk may be in memory.
+    pub fn durable(size: usize) -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        Self::start(size, &[], None, None, folder)
     }
 
     /// Three members that can be cut off from each other.
     pub fn divisible() -> Self {
-        Self::start(3, &[], true)
+        let peers = free_ports(3);
+        let (network, public) = Network::new(&peers);
+        Self::start(3, &[], Some((network, peers, public)), None, folder())
     }
 
-    fn start(size: usize, options: &[&str], divisible: bool) -> Self {
+    /// One member that clients reach over TLS as well, with a certificate and its key in PEM files.
+    pub fn with_tls(certificate: &str, key: &str) -> Self {
+        let options = ["--cert-file", certificate, "--key-file", key];
+        Self::start(1, &options, None, Some(free_port()), folder())
+    }
+
+    fn start(
+        size: usize,
+        options: &[&str],
+        divided: Option<(Network, Vec<u16>, Vec<u16>)>,
+        tls_port: Option<u16>,
+        folder: TempDir,
+    ) -> Self {
         let ports = free_ports(2 * size);
-        let peer_ports: Vec<_> = ports[size..].to_vec();
-        let (network, public_ports) = match divisible {
-            true => {
-                let (network, ports) = Network::new(&peer_ports);
-                (Some(network), ports)
-            }
-            false => (None, peer_ports.clone()),
+        let (network, peer_ports, public_ports) = match divided {
+            Some((network, peers, public)) => (Some(network), peers, public),
+            None => (None, ports[size..].to_vec(), ports[size..].to_vec()),
         };
         let members = (0..size).map(|n| Member {
             name: format!("member-{n}"),
@@ -94,9 +112,10 @@ impl EtcdCluster {
         });
         let mut cluster = Self {
             members: members.collect(),
-            folder: folder(),
+            folder,
             options: options.iter().map(|option| (*option).to_owned()).collect(),
             network,
+            tls_port,
         };
         for member in 0..size {
             cluster.spawn(member, "new");
@@ -130,6 +149,16 @@ impl EtcdCluster {
     /// `etcd://` and the address of one member.
     pub fn url_of(&self, member: usize) -> String {
         format!("etcd://{}", self.address(member))
+    }
+
+    /// `etcds://127.0.0.1:PORT` of the member that takes TLS.
+    ///
+    /// # Panics
+    ///
+    /// When none does.
+    pub fn tls_url(&self) -> String {
+        let port = self.tls_port.expect("a member with TLS");
+        format!("etcds://127.0.0.1:{port}")
     }
 
     /// A client past the library and every proxy, for all members.
@@ -210,7 +239,7 @@ impl EtcdCluster {
     /// When the cluster is not divisible.
     pub fn isolate(&self, member: usize) {
         let network = self.network.as_ref().expect("a divisible cluster");
-        network.isolate(Some(member));
+        network.isolate(Some(self.members[member].public_port));
     }
 
     /// Ends what [`EtcdCluster::isolate`] did.
@@ -347,6 +376,10 @@ impl EtcdCluster {
             .expect("the member's log");
         let client = format!("http://{}", self.address(member));
         let peer = format!("http://127.0.0.1:{}", self.members[member].peer_port);
+        let listens = match self.tls_port {
+            Some(port) => format!("{client},https://127.0.0.1:{port}"),
+            None => client.clone(),
+        };
         let public = self.members[member].url_for_peers();
         // A single member waits for one election; three would disturb each other.
         let timing = match self.size() {
@@ -358,7 +391,7 @@ impl EtcdCluster {
         command
             .args(["--name", &self.members[member].name, "--data-dir"])
             .arg(self.path(member, "data"))
-            .args(["--listen-client-urls", &client])
+            .args(["--listen-client-urls", &listens])
             .args(["--advertise-client-urls", &client])
             .args(["--listen-peer-urls", &peer])
             .args(["--initial-advertise-peer-urls", &public])
@@ -372,11 +405,7 @@ impl EtcdCluster {
             .args(&self.options)
             .stdout(Stdio::null())
             .stderr(log);
-        let mut process = Process::start(&mut command);
-        if let Some(network) = &self.network {
-            network.started(member, process.child().id());
-        }
-        self.members[member].process = Some(process);
+        self.members[member].process = Some(Process::start(&mut command));
         self.members[member].paused = AtomicBool::new(false);
     }
 

@@ -1,29 +1,22 @@
 //! The network between the members of a cluster, which a test can cut.
 
-use std::{
-    fs, io,
-    net::{SocketAddr, TcpListener},
-    path::Path,
-    sync::Arc,
+use std::{io, net::TcpListener, sync::Arc};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional},
+    net::TcpStream,
+    runtime::Runtime,
+    sync::watch,
 };
 
-use parking_lot::Mutex;
-use tokio::{io::copy_bidirectional, net::TcpStream, runtime::Runtime, sync::watch};
-
-/// A relay in front of each member's peer port. It knows which member a connection comes from by
-/// the process that owns the socket, as the system tells it.
+/// A relay in front of each member's peer port. A member that sends raft's messages names its own
+/// address in the head of its request, which is a relay's.
 #[derive(Debug)]
 pub(super) struct Network {
     /// Of its own: members are waited for in a way that blocks the test's.
     runtime: Option<Runtime>,
-    shared: Arc<Shared>,
-}
-
-#[derive(Debug)]
-struct Shared {
-    /// The process of each member.
-    processes: Mutex<Vec<Option<u32>>>,
-    isolated: watch::Sender<Option<usize>>,
+    /// The port of the member that is cut off.
+    isolated: Arc<watch::Sender<Option<u16>>>,
 }
 
 impl Network {
@@ -34,30 +27,22 @@ impl Network {
             .enable_all()
             .build()
             .expect("a runtime starts");
-        let shared = Arc::new(Shared {
-            processes: Mutex::new(vec![None; targets.len()]),
-            isolated: watch::Sender::new(None),
-        });
+        let isolated = Arc::new(watch::Sender::new(None));
         let mut ports = Vec::new();
-        for (to, target) in targets.iter().enumerate() {
+        for target in targets {
             let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port on loopback");
             listener.set_nonblocking(true).expect("it does not block");
-            let address = listener.local_addr().expect("its address");
-            ports.push(address.port());
-            runtime.spawn(accept(listener, address, to, *target, shared.clone()));
+            let port = listener.local_addr().expect("its address").port();
+            ports.push(port);
+            runtime.spawn(accept(listener, port, *target, isolated.clone()));
         }
         let runtime = Some(runtime);
-        (Self { runtime, shared }, ports)
+        (Self { runtime, isolated }, ports)
     }
 
-    /// Says which process a member is now.
-    pub(super) fn started(&self, member: usize, process: u32) {
-        self.shared.processes.lock()[member] = Some(process);
-    }
-
-    /// Cuts one member off from all others, or nobody.
-    pub(super) fn isolate(&self, member: Option<usize>) {
-        self.shared.isolated.send_replace(member);
+    /// Cuts the member with a port of the relay's off from all others, or nobody.
+    pub(super) fn isolate(&self, port: Option<u16>) {
+        self.isolated.send_replace(port);
     }
 }
 
@@ -72,74 +57,57 @@ impl Drop for Network {
 
 async fn accept(
     listener: TcpListener,
-    address: SocketAddr,
-    to: usize,
+    to: u16,
     target: u16,
-    shared: Arc<Shared>,
+    isolated: Arc<watch::Sender<Option<u16>>>,
 ) {
     let listener = tokio::net::TcpListener::from_std(listener).expect("a listener");
-    while let Ok((stream, from)) = listener.accept().await {
-        let shared = shared.clone();
+    while let Ok((stream, _)) = listener.accept().await {
+        let isolated = isolated.subscribe();
         tokio::spawn(async move {
-            let _ = relay(stream, from, address, to, target, &shared).await;
+            let _ = relay(stream, to, target, isolated).await;
         });
     }
 }
 
 async fn relay(
     mut stream: TcpStream,
-    from: SocketAddr,
-    address: SocketAddr,
-    to: usize,
+    to: u16,
     target: u16,
-    shared: &Shared,
+    mut isolated: watch::Receiver<Option<u16>>,
 ) -> io::Result<()> {
-    let mut isolated = shared.isolated.subscribe();
-    let from = shared.member_at(from, address)?;
-    let is_cut =
-        |isolated: &Option<usize>| [from, Some(to)].contains(isolated) && isolated.is_some();
+    let head = head(&mut stream).await?;
+    let from = sender(&head);
+    let is_cut = |isolated: &Option<u16>| isolated.is_some_and(|it| it == to || from == Some(it));
     if is_cut(&isolated.borrow_and_update()) {
         return Ok(());
     }
     let mut member = TcpStream::connect(("127.0.0.1", target)).await?;
     stream.set_nodelay(true)?;
     member.set_nodelay(true)?;
+    member.write_all(&head).await?;
     tokio::select! {
         done = copy_bidirectional(&mut stream, &mut member) => done.map(drop),
         _ = isolated.wait_for(is_cut) => Ok(()),
     }
 }
 
-impl Shared {
-    /// The member whose process has the socket that is connected from `from` to `to`.
-    fn member_at(&self, from: SocketAddr, to: SocketAddr) -> io::Result<Option<usize>> {
-        let Some(inode) = inode(from, to)? else {
-            return Ok(None);
-        };
-        let socket = format!("socket:[{inode}]");
-        let processes = self.processes.lock();
-        Ok(processes.iter().position(|process| {
-            process.is_some_and(|process| has_open(process, Path::new(&socket)))
-        }))
+/// The first request up to the end of its head, and what came with it.
+async fn head(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
+    let mut head = Vec::new();
+    while !head.windows(4).any(|end| end == b"\r\n\r\n") {
+        if stream.read_buf(&mut head).await? == 0 {
+            break;
+        }
     }
+    Ok(head)
 }
 
-fn inode(from: SocketAddr, to: SocketAddr) -> io::Result<Option<String>> {
-    let as_listed = |address: SocketAddr| format!("0100007F:{:04X}", address.port());
-    let (from, to) = (as_listed(from), as_listed(to));
-    let table = fs::read_to_string("/proc/net/tcp")?;
-    Ok(table.lines().find_map(|line| {
-        let mut fields = line.split_whitespace().skip(1);
-        let is_it = fields.next()? == from && fields.next()? == to;
-        is_it.then(|| fields.nth(6).map(str::to_owned))?
-    }))
-}
-
-fn has_open(process: u32, file: &Path) -> bool {
-    let Ok(files) = fs::read_dir(format!("/proc/{process}/fd")) else {
-        return false;
-    };
-    files
-        .flatten()
-        .any(|entry| fs::read_link(entry.path()).is_ok_and(|link| link == file))
+/// The port in the address that the sender of a request names as its own.
+fn sender(head: &[u8]) -> Option<u16> {
+    let head = String::from_utf8_lossy(head);
+    let line = head
+        .lines()
+        .find_map(|line| line.strip_prefix("X-Peerurls: "))?;
+    line.trim().rsplit(':').next()?.parse().ok()
 }
