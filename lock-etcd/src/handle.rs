@@ -133,7 +133,7 @@ impl Handle {
             let parts = (
                 self.connection.clone(),
                 self.renewals.clone(),
-                Arc::downgrade(&self.shared),
+                self.shared.clone(),
             );
             self.upkeep.start(self.number, parts);
         }

@@ -3,7 +3,7 @@
 
 use std::{
     sync::{
-        Arc, Weak,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
@@ -20,7 +20,7 @@ use crate::{
     keepalive::{Alive, KeepAlive},
 };
 
-type Parts = (Arc<Connection>, Arc<KeepAlive>, Weak<Shared>);
+type Parts = (Arc<Connection>, Arc<KeepAlive>, Arc<Shared>);
 
 /// The task of a handle; it ends when this is dropped.
 #[derive(Debug, Default)]
@@ -85,9 +85,6 @@ impl Drop for Running {
 
 async fn run(handle: u64, (connection, renewals, shared): Parts, wake: &Notify, signals: &Signals) {
     loop {
-        let Some(shared) = shared.upgrade() else {
-            return;
-        };
         if signals.dropped.load(Ordering::Acquire) {
             let mut leases = shared.leases.close();
             let queued = shared.claims.take_queued(handle);
@@ -96,7 +93,6 @@ async fn run(handle: u64, (connection, renewals, shared): Parts, wake: &Notify, 
             return;
         }
         let next = round(handle, &connection, &renewals, &shared).await;
-        drop(shared);
         signals
             .asleep_until
             .store(next.as_nanos(), Ordering::Release);
