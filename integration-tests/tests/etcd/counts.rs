@@ -38,7 +38,12 @@ async fn a_thousand_locks_and_a_thousand_waiters_are_cheap() {
         tokio::spawn(async move { waiters.lock("busy").wait(wait).acquire().await })
     });
     let waiting: Vec<_> = waiting.collect();
-    queued(&**holders.store(), "busy", 1000).await;
+    // Of the holders, of the busy lock, of those who wait for it.
+    eventually("they are in the queue", async || {
+        sleep(ms(100)).await;
+        count(&cluster).await == 1000 + 1 + 1000
+    })
+    .await;
     let revision_before = revision(&cluster).await;
     let both = rate(ms(12_000)).await;
     assert_eq!(revision(&cluster).await, revision_before);

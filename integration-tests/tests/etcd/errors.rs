@@ -57,6 +57,9 @@ async fn e12_out_of_space() {
     granted(&*store, &claim("m")).await;
 }
 
+/// Checking a password takes a tenth of a second otherwise, of a whole processor.
+const CHEAP: [&str; 2] = ["--bcrypt-cost", "4"];
+
 /// Users: `root`, and `app`, which may read and write what begins with `distlock:`.
 async fn add_users(cluster: &EtcdCluster) {
     let mut admin = cluster.admin().await;
@@ -86,7 +89,7 @@ fn as_app(cluster: &EtcdCluster) -> String {
 /// store authenticates again, and nobody notices.
 #[tokio::test]
 async fn e13_b117_an_expired_token_is_replaced() {
-    let cluster = EtcdCluster::with(1, &["--auth-token-ttl", "1"]);
+    let cluster = EtcdCluster::with(1, &["--auth-token-ttl", "1", CHEAP[0], CHEAP[1]]);
     add_users(&cluster).await;
     cluster.admin().await.auth_enable().await.unwrap();
     let (store, rival) = (
@@ -115,7 +118,7 @@ async fn e13_b117_changed_users_are_no_loss() {
     openssl(&format!("genrsa -out {private} 2048"));
     openssl(&format!("rsa -in {private} -pubout -out {public}"));
     let token = format!("jwt,pub-key={public},priv-key={private},sign-method=RS256,ttl=3s");
-    let cluster = EtcdCluster::with(1, &["--auth-token", &token]);
+    let cluster = EtcdCluster::with(1, &["--auth-token", &token, CHEAP[0], CHEAP[1]]);
     add_users(&cluster).await;
     cluster.admin().await.auth_enable().await.unwrap();
     let (holder, waiter) = (
@@ -142,7 +145,7 @@ async fn e13_b117_changed_users_are_no_loss() {
 /// E13: authentication is switched on, and off, while locks are held.
 #[tokio::test]
 async fn e13_authentication_is_switched_on_while_running() {
-    let cluster = EtcdCluster::one();
+    let cluster = EtcdCluster::with(1, &CHEAP);
     add_users(&cluster).await;
     // A user that is not asked for yet does no harm.
     let (known, unknown) = (client_at(&as_app(&cluster)).await, client(&cluster).await);
@@ -163,7 +166,7 @@ async fn e13_authentication_is_switched_on_while_running() {
 /// told.
 #[tokio::test]
 async fn b112_missing_rights_are_permanent() {
-    let cluster = EtcdCluster::one();
+    let cluster = EtcdCluster::with(1, &CHEAP);
     add_users(&cluster).await;
     cluster.admin().await.auth_enable().await.unwrap();
     for user in ["app:hunter2", "nobody:hunter2", "app:"] {

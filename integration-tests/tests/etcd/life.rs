@@ -466,8 +466,8 @@ async fn b47_a_failed_renewal_is_retried() {
         assert!(guard.is_held());
     }
     // Replaced by somebody else: the next renewal ends it, and changes nothing.
-    delete(&cluster, &guard).await;
     let store = store(&cluster).await;
+    delete(&cluster, &guard).await;
     let other = claim("l");
     granted(&*store, &other).await;
     assert_eq!(

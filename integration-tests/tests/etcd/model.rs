@@ -80,7 +80,7 @@ async fn etcd_answers_as_the_model_does() {
     let etcd = store(&cluster).await;
     let other: Arc<dyn DistributedLock> = etcd.dedicated().await.unwrap();
     for seed in 0..60 {
-        let mut queueing = Vec::new();
+        let (mut queueing, mut history) = (Vec::new(), Vec::new());
         let mut random = StdRng::seed_from_u64(seed);
         let memory = MemoryLock::new();
         let key = LockKey::new(format!("model {seed}")).unwrap();
@@ -125,14 +125,16 @@ async fn etcd_answers_as_the_model_does() {
                     info(etcd.inspect(&key).await.unwrap()),
                 ),
             };
-            assert_eq!(expected, found, "seed {seed}, step {step}");
+            history.push(format!("{} of {}: {expected:?}", hold, hold % owners.len()));
+            assert_eq!(expected, found, "seed {seed}, step {step}: {history:#?}");
             note(&mut queueing, claim, &expected);
             // In etcd the first waiter holds a lock as soon as it is free, in memory once it says
             // so. Here it says so at once.
             for claim in in_turn(&memory, &key, &queueing).await {
                 let expected = attempt(memory.try_acquire(&claim).await, &mut in_memory);
                 let found = attempt(etcd.try_acquire(&claim).await, &mut in_etcd);
-                assert_eq!(expected, found, "seed {seed}, after step {step}");
+                history.push(format!("its turn: {expected:?}"));
+                assert_eq!(expected, found, "seed {seed}, step {step}: {history:#?}");
                 note(&mut queueing, claim, &expected);
             }
         }

@@ -152,6 +152,13 @@ pub(crate) async fn keys(cluster: &EtcdCluster) -> Vec<KeyValue> {
     admin.get("", all).await.unwrap().take_kvs()
 }
 
+/// How many keys there are in a cluster.
+pub(crate) async fn count(cluster: &EtcdCluster) -> i64 {
+    let count = Some(GetOptions::new().with_all_keys().with_count_only());
+    let mut admin = cluster.admin().await;
+    admin.get("", count).await.unwrap().count()
+}
+
 /// The key of an owner, past the library.
 pub(crate) async fn key_of(cluster: &EtcdCluster, owner: OwnerId) -> KeyValue {
     let owner = owner.to_string();

@@ -258,7 +258,7 @@ impl EtcdCluster {
     pub async fn replace(&mut self, member: usize) {
         assert!(self.network.is_none(), "its addresses cannot change");
         self.kill(member);
-        let mut admin = self.admin_of((member + 1) % self.size()).await;
+        let mut admin = self.admin_of(self.leader()).await;
         let members = admin.member_list().await.expect("the members");
         let name = &self.members[member].name;
         let old = members.members().iter().find(|old| old.name() == name);
