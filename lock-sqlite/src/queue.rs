@@ -118,17 +118,19 @@ impl Waiters {
     }
 
     /// The claim is in the queue no more. Whether it was.
-    pub(crate) fn left(&self, key: &LockKey, hold: HoldId) -> bool {
+    pub(crate) fn left(&self, claim: &Claim) -> bool {
         let mut state = self.state.lock();
-        let Some(places) = state.places.get_mut(key) else {
+        let Some(places) = state.places.get_mut(&claim.key) else {
             return false;
         };
-        let Some(at) = places.iter().position(|place| place.hold == hold) else {
+        // Not by the hold alone: a stranger's claim changes nothing.
+        let is_its = |place: &Place| (place.owner, place.hold) == (claim.owner, claim.hold);
+        let Some(at) = places.iter().position(is_its) else {
             return false;
         };
         places.swap_remove(at).turn.notify_one();
         if places.is_empty() {
-            state.places.remove(key);
+            state.places.remove(&claim.key);
         }
         true
     }

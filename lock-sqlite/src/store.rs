@@ -124,7 +124,7 @@ impl SqliteLock {
         let Some(row) = answer else {
             return Ok(None);
         };
-        if self.waiters.left(&claim.key, claim.hold) {
+        if self.waiters.left(claim) {
             self.leave_queue(claim).await;
         }
         Ok(Some(Grant {
@@ -285,7 +285,7 @@ impl DistributedLock for SqliteLock {
 
     async fn release(&self, claim: &Claim) -> Result<Release, StoreError> {
         let key = || claim.key.as_str().to_owned();
-        let queued = self.waiters.left(&claim.key, claim.hold);
+        let queued = self.waiters.left(claim);
         let statement = query(RELEASE)
             .bind(key())
             .bind(claim.owner.to_string())
