@@ -38,7 +38,7 @@ enum Source {
         #[cfg(feature = "tls")]
         tls: Option<etcd_client::TlsOptions>,
     },
-    Client(Client),
+    Client(Box<Client>),
 }
 
 #[derive(Clone, Debug)]
@@ -81,7 +81,7 @@ impl EtcdLockBuilder {
 
     pub(crate) fn with_client(client: Client) -> Self {
         Self {
-            source: Source::Client(client),
+            source: Source::Client(Box::new(client)),
             options: Options::default(),
         }
     }
@@ -151,7 +151,7 @@ impl EtcdLockBuilder {
         self.options.check()?;
         let limit = self.options.operation_timeout;
         let cluster = match self.source {
-            Source::Client(client) => Cluster::of_client(client, limit),
+            Source::Client(client) => Cluster::of_client(*client, limit),
             Source::Members {
                 addresses,
                 user,

@@ -46,7 +46,7 @@ struct Members {
 enum Member {
     Address(Arc<str>),
     /// An application's client, which knows its members itself.
-    Client(Client),
+    Client(Arc<Client>),
 }
 
 impl Member {
@@ -88,7 +88,7 @@ impl Cluster {
     pub(crate) fn of_client(client: Client, operation_timeout: Duration) -> Self {
         let options = ConnectOptions::new();
         Self::of(
-            vec![Member::Client(client)],
+            vec![Member::Client(Arc::new(client))],
             options,
             None,
             operation_timeout,
@@ -207,7 +207,7 @@ impl Cluster {
 
     async fn connect(&self, member: &Member) -> Result<Client, Failure> {
         let address = match member {
-            Member::Client(client) => return Ok(client.clone()),
+            Member::Client(client) => return Ok(Client::clone(client)),
             Member::Address(address) => address,
         };
         let anonymous = self.options.clone();

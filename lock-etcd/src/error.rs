@@ -224,7 +224,7 @@ mod tests {
                 8,
                 "etcdserver: mvcc: database space exceeded",
                 Transient,
-                Cure::None,
+                Cure::Space,
             ),
             (14, "etcdserver: no leader", Transient, Cure::Elsewhere),
             (

@@ -174,8 +174,8 @@ async fn talk(
     patience: Duration,
 ) -> Ended {
     // Also the one that has opened it, whose answer the client library keeps.
-    for place in 0..owed.len() {
-        keeper.id = owed[place].lease;
+    for ask in owed.iter() {
+        keeper.id = ask.lease;
         match timeout(patience, keeper.keep_alive()).await {
             Ok(Ok(())) => {}
             Ok(Err(why)) => return Ended::Stream(Some(why.into())),
