@@ -36,7 +36,7 @@ enum Source {
         addresses: Vec<String>,
         user: Option<(String, String)>,
         #[cfg(feature = "tls")]
-        tls: Option<etcd_client::TlsOptions>,
+        tls: Option<Box<etcd_client::TlsOptions>>,
     },
     Client(Box<Client>),
 }
@@ -127,7 +127,7 @@ impl EtcdLockBuilder {
         match &mut self.source {
             Source::Members {
                 tls: tls @ Some(_), ..
-            } => *tls = Some(options),
+            } => *tls = Some(Box::new(options)),
             _ => {
                 return Err(Error::InvalidConfig {
                     what: "certificates are for `etcds://` URLs".to_owned(),
@@ -166,7 +166,7 @@ impl EtcdLockBuilder {
                     .with_keep_alive_while_idle(false);
                 #[cfg(feature = "tls")]
                 let options = match tls {
-                    Some(tls) => options.with_tls(tls),
+                    Some(tls) => options.with_tls(*tls),
                     None => options,
                 };
                 Cluster::new(addresses, options, user, limit)
@@ -204,7 +204,7 @@ fn read_url(url: &str) -> Result<Source, &'static str> {
         .collect::<Result<_, _>>()?;
     Ok(Source::Members {
         #[cfg(feature = "tls")]
-        tls: secure.then(|| etcd_client::TlsOptions::new().with_native_roots()),
+        tls: secure.then(|| Box::new(etcd_client::TlsOptions::new().with_native_roots())),
         addresses,
         user,
     })

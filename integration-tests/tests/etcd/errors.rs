@@ -1,7 +1,8 @@
 //! What goes wrong, and as which kind of error it comes out.
 
 use etcd_client::{
-    AlarmAction, AlarmType, Client, CompactionOptions, ConnectOptions, DeleteOptions, Permission,
+    AlarmAction, AlarmOptions, AlarmType, Client, CompactionOptions, ConnectOptions, DeleteOptions,
+    Permission,
 };
 use integration_tests::servers::etcd::EtcdCluster;
 use lock_core::{
@@ -50,8 +51,11 @@ async fn e12_out_of_space() {
     let physical = CompactionOptions::new().with_physical();
     admin.compact(now, Some(physical)).await.unwrap();
     admin.defragment().await.unwrap();
+    let status = admin.status().await.unwrap();
+    let mut here = AlarmOptions::new();
+    here.with_member(status.header().unwrap().member_id());
     admin
-        .alarm(AlarmAction::Deactivate, AlarmType::Nospace, None)
+        .alarm(AlarmAction::Deactivate, AlarmType::Nospace, Some(here))
         .await
         .unwrap();
     granted(&*store, &claim("m")).await;
@@ -97,10 +101,10 @@ async fn e13_b117_an_expired_token_is_replaced() {
         open(&as_app(&cluster)).await,
     );
     for _ in 0..2 {
-        sleep(ms(3500)).await;
-        let guard = store.lock("l").ttl(ms(3000)).try_acquire().await.unwrap();
-        sleep(ms(4000)).await;
-        assert!(guard.is_held());
+        sleep(ms(2500)).await;
+        let guard = store.lock("l").ttl(ms(5000)).try_acquire().await.unwrap();
+        sleep(ms(6500)).await;
+        assert!(guard.is_held(), "{:?}", guard.lost().await);
         busy(&rival, &claim("l")).await;
         guard.release().await.unwrap();
     }
@@ -125,7 +129,7 @@ async fn e13_b117_changed_users_are_no_loss() {
         client_at(&as_app(&cluster)).await,
         client_at(&as_app(&cluster)).await,
     );
-    let guard = holder.lock("l").ttl(ms(3000)).acquire().await.unwrap();
+    let guard = holder.lock("l").ttl(ms(5000)).acquire().await.unwrap();
     let waiting = tokio::spawn(async move { waiter.lock("l").wait(ms(60_000)).acquire().await });
     queued(&**holder.store(), "l", 1).await;
     for n in 0..4 {
@@ -136,7 +140,7 @@ async fn e13_b117_changed_users_are_no_loss() {
         // The first call after the change.
         drop(holder.try_acquire(format!("m {n}")).await.unwrap());
         sleep(ms(1500)).await;
-        assert!(guard.is_held());
+        assert!(guard.is_held(), "{:?}", guard.lost().await);
     }
     guard.release().await.unwrap();
     drop(timeout(PATIENCE, waiting).await.unwrap().unwrap().unwrap());
@@ -149,13 +153,13 @@ async fn e13_authentication_is_switched_on_while_running() {
     add_users(&cluster).await;
     // A user that is not asked for yet does no harm.
     let (known, unknown) = (client_at(&as_app(&cluster)).await, client(&cluster).await);
-    let guard = known.lock("l").ttl(ms(3000)).acquire().await.unwrap();
+    let guard = known.lock("l").ttl(ms(5000)).acquire().await.unwrap();
     cluster.admin().await.auth_enable().await.unwrap();
     let (kind, text) = kind_and_text(unknown.store().try_acquire(&claim("m")).await);
     assert_eq!(kind, StoreErrorKind::Permanent, "{text}");
     drop(known.try_acquire("m").await.unwrap());
-    sleep(ms(4000)).await;
-    assert!(guard.is_held());
+    sleep(ms(6500)).await;
+    assert!(guard.is_held(), "{:?}", guard.lost().await);
     root(&cluster).await.auth_disable().await.unwrap();
     drop(known.lock("m").wait(PATIENCE).acquire().await.unwrap());
     drop(unknown.lock("n").wait(PATIENCE).acquire().await.unwrap());
