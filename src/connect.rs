@@ -40,6 +40,8 @@ pub async fn open(url: &str) -> Result<Arc<dyn DistributedLock>> {
         }
         #[cfg(feature = "postgres")]
         "postgres" | "postgresql" => lock_postgres::PostgresLock::connect(url).await.map(share),
+        #[cfg(feature = "etcd")]
+        "etcd" | "etcds" => lock_etcd::EtcdLock::connect(url).await.map(share),
         #[cfg(feature = "sqlite")]
         "sqlite" => {
             let store = lock_sqlite::SqliteLockBuilder::from_url(url).map_err(bad_url)?;

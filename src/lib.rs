@@ -9,7 +9,7 @@
 //! | `sqlite:`, `sqlite:///path` | `sqlite` |
 //! | `redis://`, `valkey://`, `unix://`; `rediss://`, `valkeys://` for TLS | `redis`, and `tls` |
 //! | `postgres://`, `postgresql://` | `postgres` |
-//! | `etcd://`, `etcds://` | `etcd` |
+//! | `etcd://`; `etcds://` for TLS | `etcd`, and `tls` |
 //!
 //! ```
 //! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
@@ -26,6 +26,9 @@ mod connect;
 pub use connect::{connect, open};
 pub use lock_core::*;
 
+#[cfg(feature = "etcd")]
+#[doc(inline)]
+pub use lock_etcd as etcd;
 #[cfg(feature = "postgres")]
 #[doc(inline)]
 pub use lock_postgres as postgres;

@@ -41,7 +41,7 @@ async fn a_store_that_is_not_compiled_in_names_its_feature() {
         ("unix:///s", "redis", cfg!(feature = "redis")),
         ("postgres://h/d", "postgres", cfg!(feature = "postgres")),
         ("postgresql://h/d", "postgres", cfg!(feature = "postgres")),
-        ("etcd://h", "etcd", false),
+        ("etcd://h", "etcd", cfg!(feature = "etcd")),
     ];
     for (url, feature, is_there) in stores {
         if is_there {

@@ -2,7 +2,7 @@
 //! with one line.
 //!
 //! ```text
-//! lock-taker STORE               a redis:// or postgres:// URL, or the SQLite file of the locks
+//! lock-taker STORE               an etcd://, postgres:// or redis:// URL, or an SQLite file
 //!   acquire KEY TTL_MS WAIT_MS   → granted TOKEN | ERROR
 //!   is_held                      → true | false
 //!   release                      → released | ERROR
@@ -18,6 +18,7 @@ use std::{
 
 use futures_util::FutureExt;
 use lock_core::{DistributedLock, Error, LockClient, LockGuard};
+use lock_etcd::EtcdLock;
 use lock_postgres::PostgresLock;
 use lock_redis::RedisLock;
 use lock_sqlite::SqliteLock;
@@ -34,7 +35,9 @@ async fn main() -> io::Result<()> {
 }
 
 async fn open(store: &str) -> io::Result<Arc<dyn DistributedLock>> {
-    Ok(if store.starts_with("redis://") {
+    Ok(if store.starts_with("etcd://") {
+        Arc::new(EtcdLock::connect(store).await.map_err(io::Error::other)?)
+    } else if store.starts_with("redis://") {
         Arc::new(RedisLock::connect(store).await.map_err(io::Error::other)?)
     } else if store.starts_with("postgres://") {
         let store = PostgresLock::connect(store).await;
