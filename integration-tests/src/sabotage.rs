@@ -55,8 +55,6 @@ pub enum Bug {
     RepeatCountsTwice,
     /// each attempt of a waiter puts it at the end of the queue
     QueueForgetsOrder,
-    /// who does not queue overtakes those who do
-    Overtaking,
     /// a waiter that died keeps its place
     DeadWaiterStays,
     /// names differ in nothing but case and are one lock
@@ -181,17 +179,6 @@ impl Sabotaged {
                 self.store.release(claim).await?;
                 self.store.try_acquire(claim).await
             }
-            (Bug::Overtaking, Ok(Attempt::Busy(busy))) if !claim.queue && busy.holder.is_none() => {
-                let ahead = memory.lock().queued.clone();
-                for other in &ahead {
-                    self.store.release(other).await?;
-                }
-                let answer = self.store.try_acquire(claim).await;
-                for other in &ahead {
-                    self.store.try_acquire(other).await?;
-                }
-                answer
-            }
             (_, answer) => answer,
         }
     }
@@ -210,8 +197,8 @@ impl Sabotaged {
             _ => grant.token.as_u64(),
         };
         let ttl = match self.bug {
-            Bug::DeadlineFromReply => later(claim.ttl.max(grant.ttl), took),
-            Bug::HalfALease | Bug::ClientsClock => claim.ttl,
+            Bug::DeadlineFromReply => later(grant.ttl, took),
+            Bug::HalfALease | Bug::ClientsClock => claim.ttl.max(grant.ttl),
             _ => grant.ttl,
         };
         granted(token, ttl, grant.holds)
@@ -220,7 +207,7 @@ impl Sabotaged {
     fn renewed(&self, claim: &Claim, granted: Ttl, took: Duration) -> Renewal {
         let ttl = match self.bug {
             Bug::DeadlineFromReply => later(granted, took),
-            Bug::HalfALease | Bug::ClientsClock => claim.ttl,
+            Bug::HalfALease | Bug::ClientsClock => claim.ttl.max(granted),
             _ => granted,
         };
         Renewal::Renewed { ttl }
@@ -271,7 +258,10 @@ impl DistributedLock for Sabotaged {
     async fn renew(&self, claim: &Claim) -> Result<Renewal, StoreError> {
         let failed_before = self.shared.memory.lock().failed.contains(&claim.hold);
         match self.bug {
-            Bug::RenewalNotSent => return Ok(Renewal::Renewed { ttl: claim.ttl }),
+            Bug::RenewalNotSent => {
+                let ttl = claim.ttl.max(self.capabilities().min_ttl);
+                return Ok(Renewal::Renewed { ttl });
+            }
             Bug::OneFailureEndsWatchdog if failed_before => {
                 return Err(StoreError::transient("the watchdog has ended"));
             }
@@ -292,7 +282,7 @@ impl DistributedLock for Sabotaged {
                 }
             }
             (Bug::LossNotTold, Ok(Renewal::Gone { .. })) => Err(StoreError::transient("no answer")),
-            (Bug::OneFailureEndsWatchdog, Err(why)) => {
+            (Bug::OneFailureEndsWatchdog, Err(why)) if why.is_transient() => {
                 self.shared.memory.lock().failed.insert(claim.hold);
                 Err(why)
             }
