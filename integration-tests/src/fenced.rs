@@ -141,8 +141,8 @@ impl Resource {
     }
 }
 
-/// Serves a resource on loopback for ever, and notes each write that was done in `log`; prints
-/// its address first.
+/// Serves a resource on loopback until the standard input ends, and notes each write that was done
+/// in `log`; prints its address first.
 ///
 /// # Errors
 ///
@@ -151,6 +151,11 @@ pub fn serve(log: &Path, leniency: Leniency) -> io::Result<()> {
     let log = BufWriter::new(File::create(log)?);
     let listener = TcpListener::bind(("127.0.0.1", 0))?;
     println!("{}", listener.local_addr()?);
+    // It ends with whoever started it.
+    std::thread::spawn(|| {
+        let _ = io::copy(&mut io::stdin(), &mut io::sink());
+        std::process::exit(0);
+    });
     let shared = Arc::new(Mutex::new((Resource::lenient(leniency), log)));
     for stream in listener.incoming() {
         let (stream, shared) = (stream?, shared.clone());
@@ -210,7 +215,8 @@ impl ResourceProcess {
     ///
     /// When it does not start.
     pub fn start(command: &mut Command) -> Self {
-        let mut process = Process::start(command.stdout(Stdio::piped()));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = Process::start(command);
         let output = process.child().stdout.take().expect("a pipe");
         let mut address = String::new();
         BufReader::new(output)

@@ -222,8 +222,8 @@ impl Site {
             Kind::ForceRelease => self.force_release().await,
             Kind::PauseServer => u64::from(self.server.pause(fault.duration()).await),
             Kind::RestartServer => u64::from(self.server.restart(fault.duration() / 2).await),
-            Kind::ClockForward => self.move_clock(2000 + fault.dice as i64 % 3000).await,
-            Kind::ClockBack => self.move_clock(-(100 + fault.dice as i64 % 900)).await,
+            Kind::ClockForward => self.move_clock(2000 + (fault.dice % 3000) as i64).await,
+            Kind::ClockBack => self.move_clock(-(100 + (fault.dice % 900) as i64)).await,
             kind if kind >= Kind::DelayRequests && kind <= Kind::Refuse => {
                 self.disturb_network(fault).await
             }
@@ -423,7 +423,7 @@ impl Site {
             (Server::Redis(server), Kind::BusyScript) => {
                 let millis = time.as_millis().to_string();
                 // Within a script the server's clock stands still.
-                let script = "local n = 0 while n < ARGV[1] * 20000 do n = n + 1 end return 1";
+                let script = "local n = 0 while n < ARGV[1] * 3000 do n = n + 1 end return 1";
                 let done =
                     tokio::task::block_in_place(|| server.command(&["EVAL", script, "0", &millis]));
                 number(&done)
