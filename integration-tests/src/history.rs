@@ -66,6 +66,8 @@ pub enum Event {
         /// Accesses of the resource that were refused.
         refused: u32,
     },
+    /// A task has looked whether it holds its lock, and is about to write, as it was told to say.
+    Hesitating,
     /// The runtime's only thread has stood still, as it was told to.
     Blocked,
     /// What the wall clock shows, as it was asked for.

@@ -438,7 +438,7 @@ fn check(mistake: Mistake, fail_over: bool) -> impl Checker<Protocol> {
     model.checker().threads(2).spawn_bfs().join()
 }
 
-/// A1 to A8, A11, A12: exclusion, tokens and writes hold in every state.
+/// A1, A2, A3, A4, A5, A6, A8, A11, A12: exclusion, tokens and writes hold in every state.
 #[test]
 fn the_protocol_holds() {
     let checker = check(Mistake::None, false);

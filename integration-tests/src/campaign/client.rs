@@ -93,6 +93,7 @@ fn obey(orders: &watch::Sender<Orders>) {
         match line.as_deref() {
             Ok("drop") => orders.send_modify(|orders| orders.dropped += 1),
             Ok("block") => BLOCK.store(true, Ordering::SeqCst),
+            Ok("hesitate") => HESITATE.store(true, Ordering::SeqCst),
             // Through the C library, as everybody else asks for the time.
             Ok("clock") => tell(&Event::Clock {
                 millis: wall(SystemTime::now()),
@@ -231,6 +232,10 @@ impl Worker {
             return (held_until, 0);
         };
         // It has looked, and the write is under way: what happens now, only the token can help.
+        if HESITATE.swap(false, Ordering::SeqCst) {
+            tell(&Event::Hesitating);
+            sleep(Duration::from_millis(100)).await;
+        }
         match self.random.random_range(0..100) {
             0..3 => sleep(ttl.mul_f64(self.random.random_range(0.0..0.3))).await,
             3..50 => sleep(Duration::from_micros(self.random.random_range(0..1000))).await,
@@ -299,6 +304,9 @@ fn wall(now: SystemTime) -> i64 {
     let since = now.duration_since(SystemTime::UNIX_EPOCH);
     since.map_or(0, |since| since.as_millis() as i64)
 }
+
+/// Whether the next task to write waits a little first, and says so: the moment to stop it.
+static HESITATE: AtomicBool = AtomicBool::new(false);
 
 /// Whether the next task to look blocks the only thread of the runtime.
 static BLOCK: AtomicBool = AtomicBool::new(false);

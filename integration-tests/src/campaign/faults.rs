@@ -243,6 +243,14 @@ impl Site {
 
     async fn pause_clients(&mut self, fault: &Planned) -> u64 {
         let victims = self.victims(fault);
+        // The worst moment is between looking and writing.
+        let before = self.log.lock().hesitating;
+        for &victim in &victims {
+            self.clients[victim].tell("hesitate");
+        }
+        let all = before + victims.len() as u64;
+        let ready = self.until(|log| log.hesitating >= all);
+        let _ = tokio::time::timeout(Duration::from_millis(500), ready).await;
         for &victim in &victims {
             self.clients[victim].process.pause();
         }

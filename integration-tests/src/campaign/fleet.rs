@@ -28,6 +28,8 @@ pub(super) struct Log {
     pub(super) stale: u64,
     /// Acquires and holds that ended with their process.
     pub(super) killed: u64,
+    /// How often a client was about to write when it was to say so.
+    pub(super) hesitating: u64,
     /// How often a client's runtime stood still.
     pub(super) blocked: u64,
     /// By how many milliseconds the wall clock that a client told is ahead of ours.
@@ -88,6 +90,7 @@ impl Log {
                 self.stale += u64::from(refused > 0);
                 *self.endings.entry(how).or_default() += 1;
             }
+            Event::Hesitating => self.hesitating += 1,
             Event::Blocked => self.blocked += 1,
             Event::Clock { millis } => self.ahead = Some(millis - wall_millis()),
         }
