@@ -192,13 +192,29 @@ async fn pairs(server: &RedisServer, tasks: usize) {
     let floor = Floor::new(server).await;
     let store = Arc::new(RedisLock::connect(&server.url()).await.unwrap());
     let client = client(server).await;
-    let (mut bare, mut verbs, mut ours) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut bare, mut verbs, mut ours) = (Cost::default(), Cost::default(), Cost::default());
     for _ in 0..ROUNDS {
-        bare.push(rate(tasks, |task| floor_job(&floor, task)).await);
-        verbs.push(rate(tasks, |task| store_job(&store, task)).await);
-        ours.push(rate(tasks, |task| client_job(&client, format!("key {task}"))).await);
+        bare.round(server, tasks, |task| floor_job(&floor, task))
+            .await;
+        verbs
+            .round(server, tasks, |task| store_job(&store, task))
+            .await;
+        ours.round(server, tasks, |task| {
+            client_job(&client, format!("key {task}"))
+        })
+        .await;
     }
-    let (bare, verbs, ours) = (median(&mut bare), median(&mut verbs), median(&mut ours));
+    println!(
+        "CPU a pair, client and server: floor {}, store {}, client {}",
+        bare.cpu(),
+        verbs.cpu(),
+        ours.cpu()
+    );
+    let (bare, verbs, ours) = (
+        median(&mut bare.rates),
+        median(&mut verbs.rates),
+        median(&mut ours.rates),
+    );
     println!(
         "pairs, {tasks} task(s): floor {bare:.0}/s ({:.1} µs), store {verbs:.0}/s ({:.3} × floor), client {ours:.0}/s ({:.3} × floor)",
         1e6 / bare,
@@ -207,21 +223,80 @@ async fn pairs(server: &RedisServer, tasks: usize) {
     );
 }
 
+/// The rounds of one contender.
+#[derive(Default)]
+struct Cost {
+    rates: Vec<f64>,
+    here: Vec<f64>,
+    there: Vec<f64>,
+}
+
+impl Cost {
+    async fn round(
+        &mut self,
+        server: &RedisServer,
+        tasks: usize,
+        job: impl Fn(usize) -> Job,
+    ) -> f64 {
+        let before = (cpu(std::process::id()), cpu(server.pid()));
+        let begin = Instant::now();
+        let rate = rate(tasks, job).await;
+        let pairs = rate * begin.elapsed().as_secs_f64();
+        self.rates.push(rate);
+        self.here.push((cpu(std::process::id()) - before.0) / pairs);
+        self.there.push((cpu(server.pid()) - before.1) / pairs);
+        rate
+    }
+
+    fn cpu(&mut self) -> String {
+        format!(
+            "{:.1} + {:.1} µs",
+            median(&mut self.here),
+            median(&mut self.there)
+        )
+    }
+}
+
+/// The processor time that a process has used, in µs.
+fn cpu(pid: u32) -> f64 {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let used = tasks.map(|task| {
+        let stat =
+            std::fs::read_to_string(task.unwrap().path().join("schedstat")).unwrap_or_default();
+        stat.split(' ')
+            .next()
+            .and_then(|ns| ns.parse::<f64>().ok())
+            .unwrap_or(0.0)
+    });
+    used.sum::<f64>() / 1e3
+}
+
 async fn contention(server: &RedisServer) {
     let client = client(server).await;
     for tasks in [16, 1000] {
-        let (mut alone, mut together, mut commands) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut alone, mut together, mut commands) =
+            (Cost::default(), Cost::default(), Vec::new());
         for round in 0..ROUNDS {
-            alone.push(rate(1, |_| client_job(&client, format!("alone {round}"))).await);
+            let key = format!("alone {round}");
+            alone
+                .round(server, 1, |_| client_job(&client, key.clone()))
+                .await;
             server.command(&["CONFIG", "RESETSTAT"]);
-            let handed = rate(tasks, |_| client_job(&client, format!("one {round}"))).await;
+            let key = format!("one {round}");
+            let handed = together
+                .round(server, tasks, |_| client_job(&client, key.clone()))
+                .await;
             let calls = server.calls("evalsha") as f64;
             // The round ends with each task's last turn.
             let turns = handed * ROUND.as_secs_f64() + tasks as f64;
             commands.push(calls / turns);
-            together.push(handed);
         }
-        let (alone, together) = (median(&mut alone), median(&mut together));
+        println!(
+            "CPU a hand-over, client and server: {}; alone {}",
+            together.cpu(),
+            alone.cpu()
+        );
+        let (alone, together) = (median(&mut alone.rates), median(&mut together.rates));
         println!(
             "contention, {tasks} tasks on one key: {together:.0} hand-overs/s, {:.2} × the {alone:.0} pairs/s of one task alone; {:.2} commands a hand-over",
             together / alone,

@@ -10,6 +10,7 @@
 //! | [`history`] | what clients did, and when, as they saw it |
 //! | [`checker`] | no two hold at once, tokens grow, everything is accounted for |
 //! | [`oracle`] | a second opinion that shares nothing with the first: linearizability |
+//! | [`model`] | random histories, on a store and on the model |
 //! | [`sabotage`] | planted bugs, to show that all this finds them |
 //! | [`campaign`] | all of it at once, for as long as wanted, from one seed |
 
@@ -19,6 +20,7 @@ pub mod clock;
 pub mod fenced;
 pub mod history;
 pub mod oracle;
+pub mod model;
 pub mod process;
 pub mod proxy;
 pub mod sabotage;

@@ -105,9 +105,13 @@ impl Acquire {
             Some(label) => Arc::new(Asker::this_process(Some(label))?),
             None => inner.asker.clone(),
         };
+        let key = self.key?;
+        let metrics = inner.metrics.of(&key);
+        let acquiring = metrics.acquiring();
         let compete = Compete {
             inner,
-            key: self.key?,
+            key,
+            metrics,
             ttl,
             asker,
             wait: self.wait,
@@ -116,7 +120,9 @@ impl Acquire {
             owner: self.owner,
             started: inner.clock.now(),
         };
-        compete.acquire().await
+        let acquired = compete.acquire().await;
+        acquiring.finished(&acquired);
+        acquired
     }
 
     /// Acquires the lock if it is free now.

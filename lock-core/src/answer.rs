@@ -20,7 +20,11 @@ pub enum Attempt {
 pub struct Grant {
     /// The fencing token of this grant; the same for every hold of one grant.
     pub token: FencingToken,
-    /// The length that the store really granted; never less than was asked for.
+    /// The length that the store really granted, counted from the attempt.
+    ///
+    /// Less than was asked for only for a claim that has waited in the queue: a lock may be handed
+    /// over for the claim window. Another attempt with the same claim, or a renewal, makes it
+    /// whole.
     pub ttl: Ttl,
     /// How many holds the owner has now, this one included.
     pub holds: u32,
@@ -29,7 +33,8 @@ pub struct Grant {
 /// Why an attempt was not granted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Busy {
-    /// Who holds the lock; `None` while it is on its way to the first waiter.
+    /// Who holds the lock; `None` while it is on its way to the first waiter, at stores that wait
+    /// for its claim.
     pub holder: Option<Holder>,
     /// How long the lock stays busy at most if nothing more happens: until the lease ends, or
     /// until the first waiter has had its time to claim.

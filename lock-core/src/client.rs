@@ -15,7 +15,7 @@ use tokio::{sync::Notify, time::timeout};
 use crate::{
     Acquire, Asker, Capabilities, Clock, DistributedLock, Error, FencingToken, LockGuard, LockInfo,
     LockKey, LockPage, LostReason, Owner, OwnerId, Page, Release, Result, RunError, StoreError,
-    SystemClock, Ttl, Wait, held::Held, reentry::Entered, watchdog::Watchdog,
+    SystemClock, Ttl, Wait, held::Held, metrics::Metrics, reentry::Entered, watchdog::Watchdog,
 };
 
 /// Acquires locks in a store and looks after them. Cloning is cheap; clones share everything.
@@ -52,6 +52,7 @@ pub(crate) struct Inner {
     pub(crate) asker: Arc<Asker>,
     pub(crate) watchdog: Watchdog,
     pub(crate) entered: Entered,
+    pub(crate) metrics: Arc<Metrics>,
     closed: AtomicBool,
     closing: Notify,
 }
@@ -64,6 +65,7 @@ pub(crate) struct Options {
     pub(crate) max_hold: Option<Duration>,
     pub(crate) operation_timeout: Duration,
     pub(crate) max_holds: u32,
+    pub(crate) key_label: bool,
 }
 
 impl Inner {
@@ -128,9 +130,17 @@ impl LockClient {
         options: Options,
         asker: Asker,
     ) -> Self {
+        let name = store.capabilities().store;
+        let metrics = Arc::new(Metrics::new(name, asker.label(), options.key_label));
         Self {
             inner: Arc::new(Inner {
-                watchdog: Watchdog::new(store.clone(), clock.clone(), options.operation_timeout),
+                watchdog: Watchdog::new(
+                    store.clone(),
+                    clock.clone(),
+                    metrics.clone(),
+                    options.operation_timeout,
+                ),
+                metrics,
                 store,
                 clock,
                 options,
@@ -372,12 +382,14 @@ async fn release_for_shutdown(inner: &Inner, held: &Held) -> Result<()> {
             reason,
         });
     }
-    held.lose(LostReason::Closed);
+    held.lose(LostReason::Closed, inner.clock.now());
     let release = async {
         inner.watchdog.landed(held.id).await;
         inner.store.release(&held.claim).await
     };
-    match inner.ask(release).await {
+    let answer = inner.ask(release).await;
+    held.holding.metrics().released(&answer);
+    match answer {
         Ok(Release::Released { .. }) => Ok(()),
         Ok(_) => Err(Error::Lost {
             key: key.clone(),
@@ -416,6 +428,7 @@ impl Default for Options {
             max_hold: None,
             operation_timeout: Duration::from_secs(5),
             max_holds: 1000,
+            key_label: false,
         }
     }
 }
@@ -466,9 +479,17 @@ impl LockClientBuilder {
         self
     }
 
-    /// A name for people who look at a lock: 1 to 255 bytes without control characters.
+    /// A name for people who look at a lock, and the label `client` of metrics: 1 to 255 bytes
+    /// without control characters.
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.label = Some(label.into());
+        self
+    }
+
+    /// Labels every metric with the lock's key; not by default, since each key costs the
+    /// recorder a series of its own, for as long as it lives.
+    pub fn metrics_by_key(mut self, on: bool) -> Self {
+        self.options.key_label = on;
         self
     }
 

@@ -7,6 +7,7 @@ use crate::{
     StoreError, Ttl, Wait,
     client::Inner,
     held::{Granted, Held, Terms},
+    metrics::Metrics,
     pending::Pending,
     reentry::Entry,
 };
@@ -16,6 +17,7 @@ use crate::{
 pub(crate) struct Compete<'a> {
     pub(crate) inner: &'a Arc<Inner>,
     pub(crate) key: LockKey,
+    pub(crate) metrics: Arc<Metrics>,
     pub(crate) ttl: Ttl,
     pub(crate) asker: Arc<Asker>,
     pub(crate) wait: Wait,
@@ -67,16 +69,30 @@ impl Compete<'_> {
         self.inner.watchdog.start().map_err(failed)?;
         let mut pending = Pending::new(self.inner, self.claim(owner));
         let (mut failures, mut idle_wakes) = (0, 0);
+        let mut made_whole = false;
         loop {
             let sent = self.inner.clock.now();
+            self.metrics.attempt();
             let refusal = match pending.attempt().await {
+                // Nobody will renew it, and it may have been granted for the claim window only.
+                Ok(Attempt::Granted(grant))
+                    if self.manual && grant.ttl < self.ttl && !made_whole =>
+                {
+                    made_whole = true;
+                    continue;
+                }
                 Ok(Attempt::Granted(grant)) => match self.granted(&mut pending, sent, grant)? {
                     Some(guard) => return Ok(guard),
                     None => Err(StoreError::transient(
                         "the answer came after the lease had run out",
                     )),
                 },
-                Ok(Attempt::Busy(busy)) => Ok(busy),
+                Ok(Attempt::Busy(busy)) => {
+                    if pending.attempts() == 1 {
+                        self.metrics.busy(&busy);
+                    }
+                    Ok(busy)
+                }
                 Err(why) if why.is_transient() => Err(why),
                 Err(why) => return Err(failed(why)),
             };
@@ -103,7 +119,11 @@ impl Compete<'_> {
         Claim {
             key: self.key.clone(),
             owner,
-            hold: HoldId::random(),
+            hold: match self.owner {
+                // It enters once, and its id is as random as any: the system's source is slow.
+                None => HoldId::from_u128(owner.as_u128()),
+                Some(_) => HoldId::random(),
+            },
             ttl: self.ttl,
             queue: self.wait != Wait::No,
             asker: self.asker.clone(),
@@ -139,6 +159,7 @@ impl Compete<'_> {
             manual: self.manual,
             reentrant: self.owner.is_some(),
             stray: pending.has_strays(),
+            holding: self.metrics.holding(sent),
         };
         let id = inner.watchdog.next_id();
         let held = Arc::new(Held::new(id, pending.claim().clone(), granted, terms));

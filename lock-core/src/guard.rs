@@ -71,7 +71,8 @@ impl LockGuard {
         here.saturating_add(self.held.others)
     }
 
-    /// The length of the lease that the store granted last; never less than was asked for.
+    /// The length of the lease that the store granted last: what was asked for or more. Less only
+    /// for a moment after a wait, when a lock was handed over that is about to be renewed.
     pub fn ttl(&self) -> Duration {
         self.held.ttl()
     }
@@ -173,16 +174,21 @@ impl LockGuard {
         };
         let sent = self.inner.clock.now();
         let answer = self.inner.ask(self.inner.store.renew(&claim)).await;
+        let now = self.inner.clock.now();
+        self.held
+            .holding
+            .metrics()
+            .renewed(&answer, now.since(sent));
         match answer.map_err(|why| Error::store("renew", self.key(), why))? {
             Renewal::Renewed { ttl: granted } => {
                 let granted = Granted { sent, ttl: granted };
-                if self.held.renewed(self.inner.clock.now(), granted) {
+                if self.held.renewed(now, granted) {
                     self.held.ask(ttl);
                     self.inner.watchdog.renewed(self.held.id, granted);
                 }
             }
-            Renewal::Gone { taken_over: true } => self.held.lose(LostReason::TakenOver),
-            Renewal::Gone { taken_over: false } => self.held.lose(LostReason::ForceReleased),
+            Renewal::Gone { taken_over: true } => self.held.lose(LostReason::TakenOver, now),
+            Renewal::Gone { taken_over: false } => self.held.lose(LostReason::ForceReleased, now),
         }
         match self.lost_reason() {
             None => Ok(()),
@@ -204,7 +210,8 @@ impl LockGuard {
             return Ok(());
         }
         let with_margin = min.saturating_add(min / 50 + Duration::from_millis(10));
-        self.renew(with_margin.max(self.ttl())).await?;
+        let asked = self.held.claim().ttl.as_duration();
+        self.renew(with_margin.max(self.ttl()).max(asked)).await?;
         if self.valid_for() >= min {
             return Ok(());
         }
@@ -316,6 +323,7 @@ impl LockGuard {
             return None;
         }
         self.inner.watchdog.forget(self.held.id);
+        self.held.holding.ended(self.inner.clock.now());
         Some(Leaving {
             sends: self.held.is_releasable(),
             inner: self.inner.clone(),
@@ -362,6 +370,7 @@ impl Leaving {
             inner.store.release(&held.claim).await
         };
         let answer = inner.ask(request).await;
+        held.holding.metrics().released(&answer);
         self.sends = answer.as_ref().is_err_and(StoreError::is_transient);
         tracing::debug!(key = %held.claim.key, token = %held.token, ?answer, "lock released");
         answer

@@ -78,6 +78,7 @@ impl LockClient {
             manual: false,
             reentrant: false,
             stray: false,
+            holding: inner.metrics.of(&claim.key).holding(started),
         };
         let held = Arc::new(Held::new(
             inner.watchdog.next_id(),

@@ -7,7 +7,7 @@ use std::{
 
 use tokio::sync::Notify;
 
-use crate::{Claim, FencingToken, LostReason, Moment, Ttl, lease::Lease};
+use crate::{Claim, FencingToken, LostReason, Moment, Ttl, lease::Lease, metrics::Holding};
 
 #[derive(Debug)]
 pub(crate) struct Held {
@@ -24,8 +24,9 @@ pub(crate) struct Held {
     pub(crate) changed: Notify,
     /// When the longest allowed hold is over.
     pub(crate) cap: Moment,
-    /// How long before the end of trust `expiring` fires; `ttl / 3`, less for a short `max_hold`.
-    warning: Duration,
+    /// How long before the end of trust `expiring` fires: a third of this, or of the ttl that was
+    /// granted last.
+    longest: Duration,
     pub(crate) manual: bool,
     /// Whether the owner may enter it again in this process.
     pub(crate) reentrant: bool,
@@ -37,6 +38,7 @@ pub(crate) struct Held {
     granted: AtomicU64,
     /// Whether the last renewal failed.
     pub(crate) failing: AtomicBool,
+    pub(crate) holding: Holding,
 }
 
 /// When a request was sent, and the ttl that was granted to it.
@@ -65,6 +67,7 @@ pub(crate) struct Terms {
     pub(crate) manual: bool,
     pub(crate) reentrant: bool,
     pub(crate) stray: bool,
+    pub(crate) holding: Holding,
 }
 
 impl Held {
@@ -72,7 +75,6 @@ impl Held {
         let cap = terms
             .max_hold
             .map_or(Moment::NEVER, |max| granted.sent + max);
-        let ttl = granted.ttl.as_duration();
         Self {
             id,
             token: terms.token,
@@ -81,13 +83,14 @@ impl Held {
             guards: AtomicU32::new(1),
             changed: Notify::new(),
             cap,
-            warning: terms.max_hold.map_or(ttl, |max| max.min(ttl)) / 3,
+            longest: terms.max_hold.unwrap_or(Duration::MAX),
             manual: terms.manual,
             reentrant: terms.reentrant,
             stray: terms.stray,
             asked: AtomicU64::new(claim.ttl.as_millis()),
             granted: AtomicU64::new(granted.ttl.as_millis()),
             failing: AtomicBool::new(false),
+            holding: terms.holding,
             claim,
         }
     }
@@ -132,19 +135,20 @@ impl Held {
             LostReason::Expired
         };
         if self.lease.expire(now, reason) {
-            self.tell_lost(reason);
+            self.tell_lost(reason, now);
         }
         self.lease.state().err()
     }
 
     /// It is lost now, unless it was before.
-    pub(crate) fn lose(&self, reason: LostReason) {
+    pub(crate) fn lose(&self, reason: LostReason, now: Moment) {
         if self.lease.lose(reason) {
-            self.tell_lost(reason);
+            self.tell_lost(reason, now);
         }
     }
 
-    fn tell_lost(&self, reason: LostReason) {
+    fn tell_lost(&self, reason: LostReason, now: Moment) {
+        self.holding.lost(reason, now);
         if reason == LostReason::Closed {
             tracing::debug!(key = %self.claim.key, token = %self.token, "released by the client's shutdown");
         } else {
@@ -156,7 +160,7 @@ impl Held {
     /// When `expiring` fires if nothing is renewed; never once it is lost.
     pub(crate) fn expiring_at(&self) -> Moment {
         match self.lease.state() {
-            Ok(deadline) => deadline - self.warning,
+            Ok(deadline) => deadline - self.ttl().min(self.longest) / 3,
             Err(_) => Moment::NEVER,
         }
     }

@@ -24,6 +24,7 @@ mod key;
 mod lease;
 mod lost;
 mod memory;
+mod metrics;
 mod millis;
 mod owner;
 mod pending;

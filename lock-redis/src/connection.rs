@@ -177,6 +177,15 @@ struct Open {
     connection: MultiplexedConnection,
 }
 
+/// What the server said.
+#[derive(Debug)]
+pub(crate) struct Reply {
+    pub(crate) value: Value,
+    /// Whether the command was sent before, on a connection that broke: it may have been applied
+    /// twice.
+    pub(crate) resent: bool,
+}
+
 /// Attempts to connect that failed in a row.
 #[derive(Debug, Default)]
 struct Failures {
@@ -225,7 +234,7 @@ impl Connection {
         &self,
         script: &Lua,
         fill: impl Fn(&mut Cmd),
-    ) -> Result<Value, StoreError> {
+    ) -> Result<Reply, StoreError> {
         let command = |name: &str, body: &str| {
             let mut command = redis::cmd(name);
             command.arg(body);
@@ -233,17 +242,21 @@ impl Connection {
             command
         };
         match self.send(&command("EVALSHA", &script.sha)).await {
-            Err(failure) if failure.no_script => self.call(&command("EVAL", &script.text)).await,
-            answer => answer.map_err(|failure| failure.error),
+            Err(failure) if failure.no_script => self.send(&command("EVAL", &script.text)).await,
+            answer => answer,
         }
+        .map_err(|failure| failure.error)
     }
 
     /// Sends a command and awaits its reply, for the operation time-out at most.
     pub(crate) async fn call(&self, command: &Cmd) -> Result<Value, StoreError> {
-        self.send(command).await.map_err(|failure| failure.error)
+        let reply = self.send(command).await;
+        reply
+            .map(|reply| reply.value)
+            .map_err(|failure| failure.error)
     }
 
-    async fn send(&self, command: &Cmd) -> Result<Value, Failure> {
+    async fn send(&self, command: &Cmd) -> Result<Reply, Failure> {
         let used = AtomicU64::new(0);
         let limit = self.server.operation_timeout;
         match timeout(limit, self.exchange(command, &used)).await {
@@ -262,7 +275,7 @@ impl Connection {
 
     /// As long as connections break under the command and new ones can be had, sends it again:
     /// every command of this crate may be repeated.
-    async fn exchange(&self, command: &Cmd, used: &AtomicU64) -> Result<Value, Failure> {
+    async fn exchange(&self, command: &Cmd, used: &AtomicU64) -> Result<Reply, Failure> {
         const TRIES: u32 = 4;
         for tries in 1.. {
             let mut open = self.open().await.map_err(|error| Failure {
@@ -273,7 +286,12 @@ impl Connection {
             used.store(open.number, Ordering::Relaxed);
             let answer = open.connection.send_packed_command(command).await;
             let why = match answer.and_then(Value::extract_error) {
-                Ok(value) => return Ok(value),
+                Ok(value) => {
+                    return Ok(Reply {
+                        value,
+                        resent: tries > 1,
+                    });
+                }
                 Err(why) => why,
             };
             let failure = Failure::from(why.clone());

@@ -12,7 +12,7 @@ use redis::{Cmd, Value};
 use tokio::{runtime::Handle, sync::oneshot, time::timeout};
 
 use crate::{
-    connection::Connection,
+    connection::{Connection, Reply},
     record::{Part, add_keys},
     scripts::Scripts,
 };
@@ -64,9 +64,9 @@ struct Gathered {
 
 #[derive(Debug)]
 enum Outcome {
-    Answered(Value),
-    /// Not simple enough for a batch.
-    SendAlone,
+    Answered(Reply),
+    /// Not simple enough for a batch. Says whether the batch was sent more than once.
+    SendAlone(bool),
     Failed(StoreErrorKind, String),
 }
 
@@ -86,12 +86,13 @@ impl Lane {
         }
     }
 
-    /// Sends a request; the answer is that of acquire.lua or release.lua.
+    /// Sends a request; the answer is that of acquire.lua or release.lua. The channel is the
+    /// last argument of either.
     pub(crate) async fn send(
         self: &Arc<Self>,
         request: Request,
-        channel: &str,
-    ) -> Result<Value, StoreError> {
+        channel: Option<&str>,
+    ) -> Result<Reply, StoreError> {
         if !self.together {
             return self.send_alone(&request, channel).await;
         }
@@ -101,10 +102,15 @@ impl Lane {
         };
         let limit = self.connection.server().operation_timeout();
         match timeout(limit, outcome).await {
-            Ok(Ok(Outcome::Answered(value))) => Ok(value),
+            Ok(Ok(Outcome::Answered(reply))) => Ok(reply),
             Ok(Ok(Outcome::Failed(kind, why))) => Err(StoreError::new(kind, why)),
+            Ok(Ok(Outcome::SendAlone(resent))) => {
+                let mut reply = self.send_alone(&request, channel).await?;
+                reply.resent |= resent;
+                Ok(reply)
+            }
             // Whoever was to send it may have gone, with its runtime for example.
-            Ok(Ok(Outcome::SendAlone) | Err(_)) => self.send_alone(&request, channel).await,
+            Ok(Err(_)) => self.send_alone(&request, channel).await,
             Err(_) => Err(self.connection.server().no_answer()),
         }
     }
@@ -128,17 +134,22 @@ impl Lane {
         Err((request, outcome))
     }
 
-    async fn send_alone(&self, request: &Request, channel: &str) -> Result<Value, StoreError> {
-        let (script, parts): (_, &[Part]) = match request.attempt {
-            Some(_) => (&self.scripts.acquire, &Part::ALL),
-            None => (&self.scripts.release, &Part::STATE),
+    async fn send_alone(
+        &self,
+        request: &Request,
+        channel: Option<&str>,
+    ) -> Result<Reply, StoreError> {
+        let script = match request.attempt {
+            Some(_) => &self.scripts.acquire,
+            None => &self.scripts.release,
         };
         let sent = self.connection.run(script, |command| {
-            self.keys(command, &request.key, parts);
+            self.keys(command, &request.key, &Part::ALL);
             command.arg(&request.id);
             if let Some(wanted) = &request.attempt {
-                command.arg(wanted.ttl).arg(&wanted.asker).arg(channel);
+                command.arg(wanted.ttl).arg(&wanted.asker);
             }
+            command.arg(channel);
         });
         sent.await
     }
@@ -169,13 +180,17 @@ impl Lane {
             }
         });
         match sent.await {
-            Ok(Value::Array(answers)) if answers.len() == batch.len() => {
+            Ok(Reply {
+                value: Value::Array(answers),
+                resent,
+            }) if answers.len() == batch.len() => {
                 for (gathered, answer) in batch.into_iter().zip(answers) {
+                    let answered = |value| Outcome::Answered(Reply { value, resent });
                     // Nobody may be there any more.
                     let _ = gathered.answer.send(match answer {
-                        Value::Int(1) => Outcome::Answered(Value::Int(0)),
-                        Value::Int(_) => Outcome::SendAlone,
-                        token => Outcome::Answered(token),
+                        Value::Int(1) => answered(Value::Int(0)),
+                        Value::Int(_) => Outcome::SendAlone(resent),
+                        token => answered(token),
                     });
                 }
             }
@@ -188,7 +203,7 @@ impl Lane {
             // One of them may be at fault, and not the others.
             _ => {
                 for gathered in batch {
-                    let _ = gathered.answer.send(Outcome::SendAlone);
+                    let _ = gathered.answer.send(Outcome::SendAlone(false));
                 }
             }
         }

@@ -23,9 +23,11 @@
 //! # Ok(()) }
 //! ```
 
+mod calls;
 mod config;
 mod connection;
 mod error;
+mod handover;
 mod health;
 mod lane;
 mod record;

@@ -119,7 +119,6 @@ enum Claimed {
         since: u64,
         asker: Arc<Asker>,
     },
-    Reserved(Waiting),
 }
 
 /// An entry of the waiters.
@@ -157,10 +156,6 @@ impl Claimed {
     fn read(text: &str) -> Option<Self> {
         if text.is_empty() {
             return Some(Self::Nobody);
-        }
-        if let Some(rest) = text.strip_prefix("reserved\n") {
-            let (_hold, entry) = rest.split_once('\n')?;
-            return Waiting::read(entry).map(Self::Reserved);
         }
         let mut parts = text.strip_prefix(['-', '+'])?.splitn(5, '\n');
         Some(Self::Held {
@@ -210,6 +205,14 @@ pub(crate) fn busy(parts: &[Value]) -> Option<Busy> {
     })
 }
 
+/// The server's time in a busy reply of acquire.lua, in µs since 1970.
+pub(crate) fn busy_at(reply: &Value) -> Option<u64> {
+    match reply {
+        Value::Array(parts) => text(parts.last()?)?.parse().ok(),
+        _ => None,
+    }
+}
+
 /// Whether a reply of inspect.lua has a claim.
 pub(crate) fn has_claim(reply: &Value) -> bool {
     match reply {
@@ -227,24 +230,14 @@ pub(crate) fn info(key: &LockKey, reply: &Value) -> Result<Option<LockInfo>, Sto
         let [claim, left, now, waiters @ ..] = parts.as_slice() else {
             return None;
         };
-        let claim = Claimed::read(text(claim)?)?;
         let now = text(now)?.parse().ok()?;
-        let holder = claim.holder(now, left_over(int(left)?));
-        let first = match claim {
-            Claimed::Reserved(waiting) => Some(waiting.waiter(now)),
-            _ => None,
-        };
         let waiters = waiters
             .iter()
             .map(|entry| Some(Waiting::read(text(entry)?)?.waiter(now)));
         Some(LockInfo {
             key: key.clone(),
-            holder,
-            waiters: first
-                .map(Some)
-                .into_iter()
-                .chain(waiters)
-                .collect::<Option<_>>()?,
+            holder: Claimed::read(text(claim)?)?.holder(now, left_over(int(left)?)),
+            waiters: waiters.collect::<Option<_>>()?,
         })
     };
     match reply {

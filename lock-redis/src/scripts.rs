@@ -29,10 +29,11 @@ macro_rules! lua {
 }
 
 impl Scripts {
-    /// The times are part of the text: they differ between applications, not between calls.
+    /// The times are part of the text: they differ between applications, not between calls. As
+    /// strings, since Lua's numbers are written anew at each use.
     pub(crate) fn new(claim_window: Duration, token_retention: Duration) -> Self {
         let times = format!(
-            "local WINDOW, RETENTION = {}, {}\n",
+            "local WINDOW, RETENTION, here = '{}', '{}', nil\n",
             millis(claim_window),
             millis(token_retention)
         );

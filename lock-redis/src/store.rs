@@ -5,15 +5,17 @@ use std::{collections::HashSet, fmt, sync::Arc};
 use async_trait::async_trait;
 use futures_util::future::{join_all, try_join_all};
 use lock_core::{
-    Attempt, Busy, Capabilities, Claim, DistributedLock, FencingToken, Grant, HoldId, LockInfo,
-    LockKey, LockPage, Page, Release, Renewal, Result, StoreError, Ttl,
+    Attempt, Busy, Capabilities, Claim, Clock, DistributedLock, FencingToken, Grant, HoldId,
+    LockInfo, LockKey, LockPage, Page, Release, Renewal, Result, StoreError, SystemClock, Ttl,
 };
 use redis::{Client, Value};
 
 use crate::{
+    calls::Calls,
     config::{Options, RedisLockBuilder},
-    connection::{Connection, Server},
+    connection::{Connection, Reply, Server},
     error::{reply_error, strange},
+    handover::Reading,
     health,
     lane::{Lane, Request, Wanted},
     record::{self, Part, add_keys, int, text},
@@ -28,6 +30,7 @@ use crate::{
 pub struct RedisLock {
     lane: Arc<Lane>,
     wakeup: Wakeup,
+    calls: Calls,
     options: Arc<Options>,
     capabilities: Arc<Capabilities>,
 }
@@ -90,12 +93,18 @@ impl RedisLock {
         let lane = Lane::new(connection, scripts, options.prefix.clone(), together);
         Ok(Self::assemble(
             lane,
+            Calls::new(options.claim_window),
             Arc::new(options),
             Arc::new(capabilities),
         ))
     }
 
-    fn assemble(lane: Lane, options: Arc<Options>, capabilities: Arc<Capabilities>) -> Self {
+    fn assemble(
+        lane: Lane,
+        calls: Calls,
+        options: Arc<Options>,
+        capabilities: Arc<Capabilities>,
+    ) -> Self {
         let server = lane.connection.server();
         // Publishing ignores databases, so the channel's name carries ours.
         let channel = format!(
@@ -104,10 +113,11 @@ impl RedisLock {
             server.database(),
             HoldId::random()
         );
-        let wakeup = Wakeup::new(server.clone(), channel, options.claim_window);
+        let wakeup = Wakeup::new(server.clone(), channel, options.claim_window, calls.clone());
         Self {
             lane: Arc::new(lane),
             wakeup,
+            calls,
             options,
             capabilities,
         }
@@ -118,18 +128,22 @@ impl RedisLock {
     }
 
     /// One attempt; a channel makes the claim queue.
-    async fn attempt(&self, claim: &Claim, channel: &str) -> Result<Attempt, StoreError> {
-        let ttl = self.granted(claim.ttl);
+    async fn attempt(&self, claim: &Claim, channel: Option<&str>) -> Result<Attempt, StoreError> {
+        let reply = self.ask(claim, channel).await?;
+        read_attempt(&reply, self.granted(claim.ttl)).ok_or_else(|| strange(&reply))
+    }
+
+    /// The reply of acquire.lua.
+    async fn ask(&self, claim: &Claim, channel: Option<&str>) -> Result<Value, StoreError> {
         let request = Request {
             key: claim.key.clone(),
             id: id(claim),
             attempt: Some(Wanted {
-                ttl: ttl.as_millis(),
+                ttl: self.granted(claim.ttl).as_millis(),
                 asker: record::asker(&claim.asker),
             }),
         };
-        let reply = self.lane.send(request, channel).await?;
-        read_attempt(&reply, ttl).ok_or_else(|| strange(&reply))
+        Ok(self.lane.send(request, channel).await?.value)
     }
 
     /// Renews claims that one server has; the answers are in their order.
@@ -151,12 +165,15 @@ impl RedisLock {
             });
         let again = |why: &StoreError| StoreError::new(why.kind(), why.to_string());
         match renewed.await {
-            Ok(Value::Array(answers)) if answers.len() == claims.len() => answers
+            Ok(Reply {
+                value: Value::Array(answers),
+                ..
+            }) if answers.len() == claims.len() => answers
                 .iter()
                 .zip(claims)
                 .map(|(answer, claim)| read_renewal(answer, self.granted(claim.ttl)))
                 .collect(),
-            Ok(reply) => claims.iter().map(|_| Err(strange(&reply))).collect(),
+            Ok(reply) => claims.iter().map(|_| Err(strange(&reply.value))).collect(),
             Err(why) => claims.iter().map(|_| Err(again(&why))).collect(),
         }
     }
@@ -169,7 +186,7 @@ impl RedisLock {
             .run(&self.lane.scripts.inspect, |command| {
                 self.lane.keys(command, key, &Part::STATE);
             });
-        inspect.await
+        Ok(inspect.await?.value)
     }
 
     async fn scan(
@@ -207,13 +224,18 @@ impl DistributedLock for RedisLock {
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, StoreError> {
         if !claim.queue {
-            return self.attempt(claim, "").await;
+            return self.attempt(claim, None).await;
+        }
+        if let Some(grant) = self.calls.take(claim)
+            && !self.lane.connection.is_closed()
+        {
+            return Ok(Attempt::Granted(grant));
         }
         let mut open = self.wakeup.open();
         if open.is_none() {
             // Nobody of this store waits yet. Most locks are free, so look before listening; a
             // place in the queue is only taken by who can be told.
-            match self.attempt(claim, "").await? {
+            match self.attempt(claim, None).await? {
                 Attempt::Granted(grant) => return Ok(Attempt::Granted(grant)),
                 Attempt::Busy(_) => open = self.wakeup.listen().await,
             }
@@ -222,8 +244,14 @@ impl DistributedLock for RedisLock {
             Some(_) => self.wakeup.channel(),
             None => "-",
         };
-        let answer = self.attempt(claim, channel).await?;
+        let sent = SystemClock.now();
+        let reply = self.ask(claim, Some(channel)).await?;
+        let answer =
+            read_attempt(&reply, self.granted(claim.ttl)).ok_or_else(|| strange(&reply))?;
         if matches!(answer, Attempt::Busy(_)) {
+            let server = record::busy_at(&reply);
+            self.calls
+                .queued(claim.hold, server.map(|server| Reading { sent, server }));
             self.wakeup.queued(claim.hold, open);
         }
         Ok(answer)
@@ -240,14 +268,35 @@ impl DistributedLock for RedisLock {
             id: id(claim),
             attempt: None,
         };
-        let reply = self.lane.send(request, "").await?;
-        match int(&reply) {
+        self.calls.forget(claim.hold);
+        // A notice for a waiter of this store comes with the reply.
+        let here = self.wakeup.open().map(|_| self.wakeup.channel());
+        let expected = here.map(|_| self.wakeup.expect());
+        let reply = self.lane.send(request, here).await?;
+        if let Some(expected) = expected {
+            expected.arrived();
+        }
+        let (answer, notice) = match &reply.value {
+            Value::Array(parts) => match parts.as_slice() {
+                [answer, Value::BulkString(notice)] => (answer, Some(notice)),
+                _ => (&reply.value, None),
+            },
+            answer => (answer, None),
+        };
+        if let Some(notice) = notice {
+            self.wakeup.heard(notice);
+        }
+        match int(answer) {
             Some(-1) => Ok(Release::Withdrawn),
+            // The first copy may have found it.
+            Some(-2) if reply.resent => Err(StoreError::transient(
+                "the connection broke under the release, which may have been applied",
+            )),
             Some(-2) => Ok(Release::NotHeld),
             Some(holds) if holds >= 0 => Ok(Release::Released {
                 holds: holds as u32,
             }),
-            _ => Err(strange(&reply)),
+            _ => Err(strange(&reply.value)),
         }
     }
 
@@ -311,10 +360,10 @@ impl DistributedLock for RedisLock {
         let token = token.map(|token| token.to_string()).unwrap_or_default();
         let lane = &self.lane;
         let ended = lane.connection.run(&lane.scripts.force_release, |command| {
-            lane.keys(command, key, &Part::STATE);
+            lane.keys(command, key, &Part::ALL);
             command.arg(&token);
         });
-        let reply = ended.await?;
+        let reply = ended.await?.value;
         match int(&reply) {
             Some(ended) => Ok(ended == 1),
             None => Err(strange(&reply)),
@@ -333,7 +382,12 @@ impl DistributedLock for RedisLock {
             self.lane.together,
         );
         let (options, capabilities) = (self.options.clone(), self.capabilities.clone());
-        Ok(Arc::new(Self::assemble(lane, options, capabilities)))
+        Ok(Arc::new(Self::assemble(
+            lane,
+            self.calls.clone(),
+            options,
+            capabilities,
+        )))
     }
 
     async fn close(&self) -> Result<(), StoreError> {

@@ -16,7 +16,11 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::connection::{Server, backoff};
+use crate::{
+    calls::Calls,
+    connection::{Server, backoff},
+    handover::Handover,
+};
 
 /// How long a subscription stays open after the last waiter has gone.
 const LINGER: Duration = Duration::from_secs(3);
@@ -43,6 +47,7 @@ struct Shared {
     /// The channel of this store; scripts publish to it.
     channel: String,
     claim_window: Duration,
+    calls: Calls,
     state: Mutex<State>,
     line: watch::Sender<Line>,
 }
@@ -51,8 +56,6 @@ struct Shared {
 struct State {
     listener: Option<JoinHandle<()>>,
     waiting: HashMap<HoldId, Arc<Turn>>,
-    /// Waiters that were called, or that have to look again, before they began to wait.
-    early: HashMap<HoldId, Instant>,
     /// When somebody last queued or waited.
     used: Option<Instant>,
     closed: bool,
@@ -74,12 +77,18 @@ struct Turn {
 }
 
 impl Wakeup {
-    pub(crate) fn new(server: Server, channel: String, claim_window: Duration) -> Self {
+    pub(crate) fn new(
+        server: Server,
+        channel: String,
+        claim_window: Duration,
+        calls: Calls,
+    ) -> Self {
         Self {
             shared: Arc::new(Shared {
                 server,
                 channel,
                 claim_window,
+                calls,
                 state: Mutex::default(),
                 line: watch::Sender::default(),
             }),
@@ -109,11 +118,9 @@ impl Wakeup {
     /// Notes that a waiter has queued while subscription `open` was there. When that has changed
     /// since, a notice may be lost: the waiter looks again at once.
     pub(crate) fn queued(&self, hold: HoldId, open: Option<u64>) {
-        let missed = open.is_some() && self.open() != open;
-        let mut state = self.shared.state.lock();
-        state.used = Some(Instant::now());
-        if missed {
-            state.call(hold, self.shared.claim_window);
+        self.shared.state.lock().used = Some(Instant::now());
+        if open.is_some() && self.open() != open {
+            self.shared.calls.call(hold, None);
         }
     }
 
@@ -178,6 +185,26 @@ impl Wakeup {
         }
     }
 
+    /// Call this before a request whose reply may bring a notice. When it is dropped without
+    /// [`Expected::arrived`], all waiters look again.
+    pub(crate) fn expect(&self) -> Expected<'_> {
+        Expected(self)
+    }
+
+    /// Takes a notice that came with a reply.
+    pub(crate) fn heard(&self, notice: &[u8]) {
+        self.shared.heard(notice);
+    }
+
+    /// Makes all waiters look again: a notice for one of them may be lost.
+    fn look_again(&self) {
+        let state = self.shared.state.lock();
+        self.shared.calls.call_all();
+        for turn in state.waiting.values() {
+            turn.called.notify_one();
+        }
+    }
+
     /// How many wait, a thousand at most.
     fn waiting(&self) -> u64 {
         self.shared.state.lock().waiting.len().min(1000) as u64
@@ -186,7 +213,7 @@ impl Wakeup {
     /// Registers a waiter; `None` when it was called already.
     fn sit_down(&self, hold: HoldId) -> Option<Seat> {
         let mut state = self.shared.state.lock();
-        if state.closed || state.early.remove(&hold).is_some() {
+        if state.closed || self.shared.calls.is_called(hold) {
             return None;
         }
         let turn = Arc::<Turn>::default();
@@ -237,6 +264,23 @@ impl Drop for Wakeup {
     }
 }
 
+/// A reply that may bring a notice for this store.
+#[derive(Debug)]
+pub(crate) struct Expected<'a>(&'a Wakeup);
+
+impl Expected<'_> {
+    /// It has come.
+    pub(crate) fn arrived(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Expected<'_> {
+    fn drop(&mut self) {
+        self.0.look_again();
+    }
+}
+
 /// A waiter's place in the register, given up when it is dropped.
 struct Seat {
     shared: Arc<Shared>,
@@ -259,36 +303,25 @@ impl Drop for Seat {
 }
 
 impl State {
-    /// It is this waiter's turn; it may not wait yet, or not any more.
-    fn call(&mut self, hold: HoldId, claim_window: Duration) {
-        if let Some(turn) = self.waiting.get(&hold) {
-            turn.called.notify_one();
-            return;
-        }
-        let now = Instant::now();
-        if self.early.len() >= 64 {
-            // A turn is over after the claim window.
-            self.early
-                .retain(|_, called| now.duration_since(*called) < claim_window);
-        }
-        self.early.insert(hold, now);
-    }
-
     fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.used.is_none_or(|used| used.elapsed() >= LINGER)
     }
 }
 
 impl Shared {
-    /// `HOLD` for the one whose turn it is, `+HOLD` for those near the front, with spaces
-    /// between; anything else is ignored.
+    /// `HOLD` or `HOLD=TOKEN@MICROS` for the one whose turn it is, `+HOLD` for those near the
+    /// front, with spaces between; anything else is ignored.
     fn heard(&self, notice: &[u8]) {
-        let mut state = self.state.lock();
+        let state = self.state.lock();
         for word in std::str::from_utf8(notice).unwrap_or_default().split(' ') {
             match word.strip_prefix('+') {
                 None => {
-                    if let Ok(hold) = word.parse() {
-                        state.call(hold, self.claim_window);
+                    let (hold, handover) = word.split_once('=').unwrap_or((word, ""));
+                    if let Ok(hold) = hold.parse() {
+                        self.calls.call(hold, Handover::read(handover));
+                        if let Some(turn) = state.waiting.get(&hold) {
+                            turn.called.notify_one();
+                        }
                     }
                 }
                 Some(near) => {

@@ -77,6 +77,16 @@ impl RedisServer {
         format!("redis://{}", self.address())
     }
 
+    /// The server's process.
+    ///
+    /// # Panics
+    ///
+    /// When it is not running.
+    pub fn pid(&self) -> u32 {
+        let process = self.process.as_ref().expect("a running server");
+        process.pid().as_raw_nonzero().get().unsigned_abs()
+    }
+
     /// Where the server keeps its files, its unix socket `redis.sock` among them.
     pub fn folder(&self) -> PathBuf {
         self.folder.path().to_owned()

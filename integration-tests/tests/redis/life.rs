@@ -704,3 +704,28 @@ async fn b76_impossible_settings_are_refused() {
         .await;
     assert_eq!(guard.unwrap().ttl(), ms(10));
 }
+
+/// B111: a release that was applied without an answer, and sent again, is not told as a loss.
+#[tokio::test]
+async fn b111_a_repeated_release_is_no_loss() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.address()).await.unwrap();
+    let client = client_at(&format!("redis://{}", proxy.address())).await;
+    let client = client.build().unwrap();
+    let warm = client.acquire("warm").await.unwrap();
+    warm.release().await.unwrap();
+    let guard = client.acquire("l").await.unwrap();
+    proxy.faults().hold_replies(true);
+    let release = tokio::spawn(guard.release());
+    eventually("it is applied", async || {
+        server.keys("distlock:{l}:claim").is_empty()
+    })
+    .await;
+    proxy.reset_all();
+    proxy.faults().hold_replies(false);
+    match release.await.unwrap() {
+        Err(Error::Store { source, .. }) => assert!(source.is_transient(), "{source}"),
+        other => panic!("{other:?}"),
+    }
+    free(&**client.store(), "l").await;
+}

@@ -1,148 +1,19 @@
 //! The same random history against the store in memory and against Redis.
 
-use std::sync::Arc;
-
-use integration_tests::servers::redis::RedisServer;
-use lock_core::{
-    Attempt, Claim, DistributedLock, HoldId, LockInfo, LockKey, MemoryLock, OwnerId, Release,
-    Renewal, StoreError,
+use integration_tests::{
+    model::{HandOver, compare},
+    servers::redis::RedisServer,
 };
-use rand::{RngExt, SeedableRng, rngs::StdRng};
 
-use tokio::time::Instant;
+use lock_core::DistributedLock;
 
-use crate::support::{claim, ms, store};
-
-/// What can be compared: everything but times and the numbers of tokens.
-#[derive(Debug, PartialEq)]
-enum Seen {
-    Granted {
-        holds: u32,
-        same_token: bool,
-    },
-    Busy {
-        holder: Option<OwnerId>,
-        holds: u32,
-        position: Option<u32>,
-        queued: u32,
-    },
-    Renewed,
-    Gone {
-        taken_over: bool,
-    },
-    Release(Release),
-    Forced(bool),
-    Info(Option<(Option<OwnerId>, u32, Vec<OwnerId>)>),
-}
-
-fn attempt(answer: Result<Attempt, StoreError>, last: &mut u64) -> Seen {
-    match answer.unwrap() {
-        Attempt::Granted(grant) => {
-            let token = grant.token.as_u64();
-            assert!(token >= *last, "tokens go back");
-            let same_token = token == *last;
-            *last = token;
-            Seen::Granted {
-                holds: grant.holds,
-                same_token,
-            }
-        }
-        Attempt::Busy(busy) => Seen::Busy {
-            holder: busy.holder.as_ref().map(|holder| holder.owner),
-            holds: busy.holder.map_or(0, |holder| holder.holds),
-            position: busy.position,
-            queued: busy.queued,
-        },
-    }
-}
-
-fn renewal(answer: Result<Renewal, StoreError>) -> Seen {
-    match answer.unwrap() {
-        Renewal::Renewed { .. } => Seen::Renewed,
-        Renewal::Gone { taken_over } => Seen::Gone { taken_over },
-    }
-}
-
-fn info(answer: Option<LockInfo>) -> Seen {
-    Seen::Info(answer.map(|info| {
-        let holder = info.holder.as_ref().map(|holder| holder.owner);
-        let waiters = info.waiters.iter().map(|waiter| waiter.owner).collect();
-        (
-            holder,
-            info.holder.map_or(0, |holder| holder.holds),
-            waiters,
-        )
-    }))
-}
+use crate::support::store;
 
 /// The reference model and Redis give the same answers, contract clauses 1 to 4, 7 and 8.
 #[tokio::test]
 async fn redis_answers_as_the_model_does() {
     let server = RedisServer::start();
     let redis = store(&server).await;
-    let other: Arc<dyn DistributedLock> = redis.dedicated().await.unwrap();
-    let mut void = 0;
-    for seed in 0..60 {
-        let begin = Instant::now();
-        let mut random = StdRng::seed_from_u64(seed);
-        let memory = MemoryLock::new();
-        let key = LockKey::new(format!("model {seed}")).unwrap();
-        let owners: Vec<_> = (0..3).map(|_| OwnerId::random()).collect();
-        let holds: Vec<_> = (0..8).map(|_| HoldId::random()).collect();
-        let (mut in_memory, mut in_redis) = (0, 0);
-        for step in 0..80 {
-            let hold = random.random_range(0..holds.len());
-            let mut claim = Claim {
-                owner: owners[hold % owners.len()],
-                hold: holds[hold],
-                queue: random.random_bool(0.7),
-                ..claim(key.as_str())
-            };
-            if random.random_bool(0.05) {
-                claim.owner = OwnerId::random(); // a forged claim
-                claim.queue = false;
-            }
-            let redis: &dyn DistributedLock = match random.random_bool(0.5) {
-                true => &*redis,
-                false => &*other,
-            };
-            let (expected, found) = match random.random_range(0..100) {
-                0..45 => (
-                    attempt(memory.try_acquire(&claim).await, &mut in_memory),
-                    attempt(redis.try_acquire(&claim).await, &mut in_redis),
-                ),
-                45..80 => (
-                    Seen::Release(memory.release(&claim).await.unwrap()),
-                    Seen::Release(redis.release(&claim).await.unwrap()),
-                ),
-                80..90 => (
-                    renewal(memory.renew(&claim).await),
-                    renewal(
-                        redis
-                            .renew_all(std::slice::from_ref(&claim))
-                            .await
-                            .remove(0),
-                    ),
-                ),
-                90..93 => (
-                    Seen::Forced(memory.force_release(&key, None).await.unwrap()),
-                    Seen::Forced(redis.force_release(&key, None).await.unwrap()),
-                ),
-                _ => (
-                    info(memory.inspect(&key).await.unwrap()),
-                    info(redis.inspect(&key).await.unwrap()),
-                ),
-            };
-            if begin.elapsed() > ms(1500) {
-                // The claim windows of the two stores begin and end at different moments.
-                void += 1;
-                break;
-            }
-            assert_eq!(expected, found, "seed {seed}, step {step}");
-        }
-    }
-    assert!(
-        void < 30,
-        "the machine is too slow: {void} of 60 histories are void"
-    );
+    let other = redis.dedicated().await.unwrap();
+    compare(&*redis, &*other, HandOver::Grants, 60).await;
 }

@@ -278,10 +278,14 @@ async fn a_hung_waiter_costs_its_claim_window() {
     hung.process.pause();
     let begin = Instant::now();
     guard.release().await.unwrap();
-    // On its way to the one that hangs: nobody holds it, and nobody else can have it.
+    // It is the one that hangs whose lock it is, and for the claim window only.
     let refused = busy(&**holder.store(), &claim("l")).await;
-    assert_eq!(refused.holder, None);
-    assert_eq!(refused.queued, 2);
+    let its = refused.holder.unwrap();
+    assert_eq!(
+        its.asker.pid(),
+        hung.process.pid().as_raw_nonzero().get().unsigned_abs()
+    );
+    assert_eq!(refused.queued, 1);
     assert!(refused.remaining <= ms(2000));
     let got = waiting.await.unwrap().unwrap();
     let waited = begin.elapsed();
@@ -380,4 +384,95 @@ async fn a_user_without_channels_waits_and_releases() {
     queued(&**holder.store(), "m", 1).await;
     guard.release().await.unwrap();
     drop(waiting.await.unwrap().unwrap());
+}
+
+/// A release grants the lock to the waiter, which starts without a request of its own; the lease
+/// is whole soon afterwards.
+#[tokio::test]
+async fn a_hand_over_needs_no_attempt() {
+    let server = RedisServer::start();
+    let (one, two) = (store(&server).await, store(&server).await);
+    let (held, waiting) = (claim("l"), queuing("l"));
+    let token = granted(&*one, &held).await.token;
+    let refused = busy(&*two, &waiting).await;
+    let told = tokio::spawn({
+        let (two, waiting) = (two.clone(), waiting.clone());
+        async move { two.wait(&waiting, &refused).await }
+    });
+    one.release(&held).await.unwrap();
+    timeout(PATIENCE, told).await.unwrap().unwrap();
+    let before = server.calls("evalsha");
+    let grant = granted(&*two, &waiting).await;
+    assert_eq!(server.calls("evalsha"), before);
+    assert!(grant.token > token && grant.ttl.as_duration() <= ms(2000));
+    // The same again, from the server: the whole lease.
+    let again = granted(&*two, &waiting).await;
+    assert_eq!((again.token, again.holds), (grant.token, 1));
+    assert_eq!(again.ttl, waiting.ttl);
+}
+
+/// The watchdog makes a lease whole that was handed over; one that nobody renews is whole before
+/// the guard is there.
+#[tokio::test]
+async fn a_lease_that_was_handed_over_is_made_whole() {
+    let server = RedisServer::start();
+    let (holder, waiter) = (client(&server).await, client(&server).await);
+    for manual in [false, true] {
+        let guard = holder.acquire("l").await.unwrap();
+        let waiting = tokio::spawn({
+            let acquire = waiter.lock("l").ttl(ms(30_000)).wait(PATIENCE);
+            async move {
+                match manual {
+                    true => acquire.manual_renewal().acquire().await,
+                    false => acquire.acquire().await,
+                }
+            }
+        });
+        queued(&**holder.store(), "l", 1).await;
+        guard.release().await.unwrap();
+        let got = waiting.await.unwrap().unwrap();
+        if manual {
+            assert!(got.valid_for() > ms(10_000), "{:?}", got.valid_for());
+        }
+        eventually("the lease is whole", async || got.valid_for() > ms(20_000)).await;
+        got.release().await.unwrap();
+    }
+}
+
+/// The notice for a waiter of the same store comes with the reply to the release. When that is
+/// lost, or nobody waits for it, the waiter looks again at once.
+#[tokio::test]
+async fn a_notice_that_is_lost_with_its_reply_costs_no_turn() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.address()).await.unwrap();
+    let store = Arc::new(open(&format!("redis://{}", proxy.address())).await);
+    // The server has to know the script.
+    store.release(&claim("l")).await.unwrap();
+    for way in ["dropped", "reset"] {
+        let (held, waiting) = (claim("l"), queuing("l"));
+        granted(&*store, &held).await;
+        let refused = busy(&*store, &waiting).await;
+        let told = tokio::spawn({
+            let (store, waiting) = (store.clone(), waiting.clone());
+            async move { store.wait(&waiting, &refused).await }
+        });
+        eventually("it waits", async || channels(&server) == 1).await;
+        proxy.faults().hold_replies(true);
+        let release = tokio::spawn({
+            let (store, held) = (store.clone(), held.clone());
+            async move { store.release(&held).await }
+        });
+        eventually("it is released", async || {
+            server.command(&["ZCARD", "distlock:{l}:queue"]) == "0"
+        })
+        .await;
+        match way {
+            "dropped" => release.abort(),
+            _ => proxy.reset_all(),
+        }
+        proxy.faults().hold_replies(false);
+        timeout(PATIENCE, told).await.unwrap().unwrap();
+        assert_eq!(granted(&*store, &waiting).await.holds, 1);
+        store.release(&waiting).await.unwrap();
+    }
 }

@@ -83,6 +83,11 @@ impl Withdrawal {
         &self.claim
     }
 
+    /// Whether this is the release of a guard that was dropped, before any repetition.
+    pub(crate) fn is_first_for_guard(&self) -> bool {
+        self.held.is_some() && self.tries == 0
+    }
+
     /// The time after the first try: 50, 200, 450 ms, ..., at most 30 s between two.
     fn pause(&self) -> Duration {
         let tries = u64::from(self.tries.min(25));
@@ -116,6 +121,9 @@ impl Agenda {
             held,
         };
         watched.plan_renewal(granted);
+        if granted.ttl < watched.held.claim.ttl && !watched.held.manual {
+            watched.renew_at = watched.renew_at.min(granted.sent + Watched::WHOLE_SOON);
+        }
         let at = watched.index(id, &mut self.due);
         self.watched.insert(id, watched);
         at < self.asleep_until
@@ -282,11 +290,11 @@ impl Agenda {
             Ok(Renewal::Gone { taken_over }) => {
                 // The lease cannot have run out before the deadline: somebody has ended it.
                 held.lost(now);
-                held.lose(if taken_over {
-                    LostReason::TakenOver
-                } else {
-                    LostReason::ForceReleased
-                });
+                let reason = match taken_over {
+                    true => LostReason::TakenOver,
+                    false => LostReason::ForceReleased,
+                };
+                held.lose(reason, now);
             }
             Err(why) => {
                 held.failing.store(true, Ordering::Relaxed);
@@ -330,6 +338,10 @@ impl Agenda {
 impl Watched {
     /// How much before its time a renewal may join a batch at most.
     const MOST_EARLY: Duration = Duration::from_millis(250);
+
+    /// How soon a lock that was handed over for a short time gets its whole lease: not at once,
+    /// since many are released before.
+    const WHOLE_SOON: Duration = Duration::from_millis(20);
 
     /// The next renewal is a third of the ttl after the last, 10 % more or less, so that locks
     /// that were taken together spread.

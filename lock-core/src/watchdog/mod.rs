@@ -25,6 +25,7 @@ pub(crate) use agenda::Withdrawal;
 use crate::{
     Clock, DistributedLock, StoreError,
     held::{Granted, Held},
+    metrics::Metrics,
 };
 
 /// A client's handle on its watchdog; the thread ends some time after it is dropped.
@@ -40,6 +41,7 @@ pub(crate) struct Watchdog {
 struct Shared {
     store: Arc<dyn DistributedLock>,
     clock: Arc<dyn Clock>,
+    metrics: Arc<Metrics>,
     operation_timeout: Duration,
     agenda: Mutex<Agenda>,
     /// Wakes the thread.
@@ -52,12 +54,14 @@ impl Watchdog {
     pub(crate) fn new(
         store: Arc<dyn DistributedLock>,
         clock: Arc<dyn Clock>,
+        metrics: Arc<Metrics>,
         operation_timeout: Duration,
     ) -> Self {
         Self {
             shared: Arc::new(Shared {
                 store,
                 clock,
+                metrics,
                 operation_timeout,
                 agenda: Mutex::default(),
                 wake: Notify::new(),

@@ -106,6 +106,7 @@ async fn renew(shared: &Shared, handle: &Handle, batch: Vec<Arc<Held>>) {
     let now = shared.clock.now();
     let mut agenda = shared.agenda.lock();
     for (held, answer) in batch.iter().zip(answers) {
+        held.holding.metrics().renewed(&answer, now.since(sent));
         agenda.answered(held.id, sent, now, answer);
     }
 }
@@ -176,6 +177,9 @@ async fn withdraw(shared: &Shared, handle: &Handle, withdrawal: Withdrawal) {
             Err(StoreError::transient("no answer in time"))
         }
     };
+    if withdrawal.is_first_for_guard() {
+        shared.metrics.of(&withdrawal.claim().key).released(&answer);
+    }
     let now = shared.clock.now();
     shared.agenda.lock().withdrawn(withdrawal, now, answer);
 }

@@ -8,7 +8,7 @@
 --   1       released; the lock is free
 --   0       nothing was done: this one has to be sent by itself
 local time = redis.call('TIME')
-local now = string.format('%s%06d', time[1], time[2])
+local now = #time[2] == 6 and time[1] .. time[2] or time[1] .. string.rep('0', 6 - #time[2]) .. time[2]
 local answers = {}
 for i = 1, #KEYS / 2 do
 	local claim, token = KEYS[2 * i - 1], KEYS[2 * i]

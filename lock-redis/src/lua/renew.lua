@@ -25,7 +25,7 @@ for i, key in ipairs(KEYS) do
 				redis.call('PEXPIRE', key, ttl)
 			end
 			answers[i] = 1
-		elseif holder or string.sub(value, 1, 9) == 'reserved\n' then
+		elseif holder then
 			answers[i] = 0
 		else
 			answers[i] = 'DISTLOCK the key holds a value that is not a lock'
