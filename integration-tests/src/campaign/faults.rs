@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use sqlx::Connection;
 use tokio::time::{Instant, sleep};
 
-use super::{Site, StoreKind, TTLS, fleet::Log, lock_name, schedule::Planned, server::Server};
-use crate::{checker::Excuse, history::now, proxy::Proxy};
+use super::{Site, StoreKind, fleet::Log, lock_name, schedule::Planned, server::Server};
+use crate::{checker::Excuse, history::now, proxy::Proxy, servers::redis::RedisServer};
 
 /// A kind of fault.
 #[derive(
@@ -182,7 +182,7 @@ impl Site {
         let end = now();
         if let Some(why) = excuse(fault.kind, self.store) {
             // Whoever has lost the lock that way learns it before its lease is over.
-            let longest = TTLS[TTLS.len() - 1];
+            let longest = self.store.longest_lease();
             self.excuses.push(Excuse {
                 from: begin,
                 until: end + longest.as_nanos() as u64,
@@ -220,8 +220,10 @@ impl Site {
                 u64::from(ahead.signum() == hour.signum() && ahead.abs() > hour.abs() / 2)
             }
             Kind::ForceRelease => self.force_release().await,
-            Kind::PauseServer => u64::from(self.server.pause(fault.duration()).await),
-            Kind::RestartServer => u64::from(self.server.restart(fault.duration() / 2).await),
+            Kind::PauseServer => u64::from(self.server.pause(fault.duration(), fault.dice).await),
+            Kind::RestartServer => {
+                u64::from(self.server.restart(fault.duration() / 2, fault.dice).await)
+            }
             Kind::ClockForward => self.move_clock(2000 + (fault.dice % 3000) as i64).await,
             Kind::ClockBack => self.move_clock(-(100 + (fault.dice % 900) as i64)).await,
             kind if kind >= Kind::DelayRequests && kind <= Kind::Refuse => {
@@ -344,8 +346,8 @@ impl Site {
 
     async fn disturb_network(&mut self, fault: &Planned) -> u64 {
         let hit: Vec<&Proxy> = match fault.everywhere {
-            true => self.proxies.iter().collect(),
-            false => vec![&self.proxies[fault.client]],
+            true => self.proxies.iter().flatten().collect(),
+            false => self.proxies[fault.client].iter().collect(),
         };
         let before: Vec<u64> = hit
             .iter()
@@ -410,31 +412,32 @@ impl Site {
         let time = fault.duration();
         match (&self.server, fault.kind) {
             (Server::Redis(server), Kind::EndSessions) => {
-                let ended = server.command(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
-                let listening = server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+                let ended = ask(
+                    server,
+                    &["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"],
+                );
+                let listening = ask(server, &["CLIENT", "KILL", "TYPE", "pubsub"]);
                 number(&ended) + number(&listening)
             }
             (Server::Redis(server), Kind::LoseData) => {
-                let had = number(&server.command(&["DBSIZE"]));
-                server.command(&["FLUSHALL", "SYNC"]);
-                had
+                let had = number(&ask(server, &["DBSIZE"]));
+                let lost = ask(server, &["FLUSHALL", "SYNC"]) == "OK";
+                if lost { had } else { 0 }
             }
             (Server::Redis(server), Kind::ForgetScripts) => {
-                u64::from(server.command(&["SCRIPT", "FLUSH"]) == "OK")
+                u64::from(ask(server, &["SCRIPT", "FLUSH"]) == "OK")
             }
             (Server::Redis(server), Kind::RefuseWrites) => {
                 let millis = time.as_millis().to_string();
-                let done = server.command(&["CLIENT", "PAUSE", &millis, "WRITE"]);
+                let done = ask(server, &["CLIENT", "PAUSE", &millis, "WRITE"]);
                 sleep(time).await;
                 u64::from(done == "OK")
             }
             (Server::Redis(server), Kind::BusyScript) => {
                 let millis = time.as_millis().to_string();
                 // Within a script the server's clock stands still.
-                let script = "local n = 0 while n < ARGV[1] * 3000 do n = n + 1 end return 1";
-                let done =
-                    tokio::task::block_in_place(|| server.command(&["EVAL", script, "0", &millis]));
-                number(&done)
+                let script = "local n = 0 while n < ARGV[1] * 1000 do n = n + 1 end return 1";
+                number(&ask(server, &["EVAL", script, "0", &millis]))
             }
             (Server::Postgres(server), Kind::EndSessions) => {
                 let ended: i64 = server
@@ -488,7 +491,7 @@ impl Site {
 
     /// Ends what a fault has left on.
     fn heal(&self) {
-        for proxy in &self.proxies {
+        for proxy in self.proxies.iter().flatten() {
             proxy.faults().heal();
         }
     }
@@ -516,6 +519,11 @@ fn excuse(kind: Kind, store: StoreKind) -> Option<&'static str> {
         (Kind::ClockForward, _) => Some("the server's clock was set forward"),
         _ => None,
     }
+}
+
+/// What the server answers; nothing when it does not.
+fn ask(server: &RedisServer, parts: &[&str]) -> String {
+    tokio::task::block_in_place(|| server.try_command(parts)).unwrap_or_default()
 }
 
 fn number(reply: &str) -> u64 {

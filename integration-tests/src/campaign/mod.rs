@@ -52,10 +52,6 @@ const TTLS: [Duration; 3] = [
     Duration::from_millis(800),
 ];
 
-/// How long nobody may get a lock when all faults are over: the longest lease, 2 s for a waiter
-/// that died, up to 2 s of back-off after failures, and a second.
-const RECOVERY: Duration = Duration::from_millis(5800);
-
 /// What the campaign is told.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
@@ -101,7 +97,8 @@ struct Site {
     server: Server,
     /// The clock that the store ends leases by.
     clock: Arc<ShiftedClock>,
-    proxies: Vec<Proxy>,
+    /// Of each client, one for each member of the store.
+    proxies: Vec<Vec<Proxy>>,
     client_clocks: Vec<Arc<ShiftedClock>>,
     clients: Vec<Client>,
     commands: Commands,
@@ -233,12 +230,14 @@ impl Site {
         let clock = Arc::new(ShiftedClock::new());
         let server = Server::start(options.store, &clock);
         let mut proxies = Vec::new();
-        if let Some(address) = server.address() {
-            for _ in 0..options.clients {
-                proxies.push(Proxy::start(&address).await.expect("a proxy starts"));
+        for _ in 0..options.clients {
+            let mut own = Vec::new();
+            for address in server.addresses() {
+                own.push(Proxy::start(address).await.expect("a proxy starts"));
             }
+            proxies.push(own);
         }
-        let url = server.url(server.address().as_deref());
+        let url = server.url(&server.addresses());
         let operator = distlock::connect(&url).await.expect("the store opens");
         let clients = options.clients as usize;
         let mut site = Self {
@@ -271,11 +270,9 @@ impl Site {
     }
 
     fn new_client(&mut self, place: usize) -> Client {
-        let address = self
-            .proxies
-            .get(place)
-            .map(|proxy| proxy.address().to_string());
-        let url = self.server.url(address.as_deref());
+        let own = self.proxies[place].iter();
+        let addresses: Vec<_> = own.map(|proxy| proxy.address().to_string()).collect();
+        let url = self.server.url(&addresses);
         let (mut command, number) = self.commands.client(&url, &self.client_clocks[place]);
         Client::start(&mut command, number, &self.log)
     }
@@ -314,7 +311,8 @@ impl Site {
             let last = self.log.lock().last_grant.get(&key).copied();
             last.filter(|last| *last > begin).map(|last| last - begin)
         };
-        let patience = 3 * RECOVERY;
+        let limit = self.store.recovery();
+        let patience = 3 * limit;
         while (0..self.keys).any(|key| waited(key).is_none())
             && Duration::from_nanos(now() - begin) < patience
         {
@@ -325,7 +323,7 @@ impl Site {
                 let waited = waited(key).map_or(patience, Duration::from_nanos);
                 let millis = waited.as_millis() as u64;
                 report.recovery_ms = report.recovery_ms.max(millis);
-                (waited > RECOVERY).then_some(Violation::Stuck { key, millis })
+                (waited > limit).then_some(Violation::Stuck { key, millis })
             })
             .collect()
     }

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use sqlx::{Connection, SqliteConnection, sqlite::SqliteConnectOptions};
 use tempfile::TempDir;
 
+use super::TTLS;
 use crate::{
     clock::ShiftedClock,
     history::wall_millis,
@@ -26,6 +27,19 @@ pub enum StoreKind {
     Sqlite,
 }
 
+impl StoreKind {
+    /// The longest lease that is granted.
+    pub(super) fn longest_lease(self) -> Duration {
+        TTLS[TTLS.len() - 1]
+    }
+
+    /// How long nobody may get a lock when all faults are over: the longest lease, 2 s for a waiter
+    /// that died, up to 2 s of back-off after failures, and a second.
+    pub(super) fn recovery(self) -> Duration {
+        self.longest_lease() + Duration::from_secs(2 + 2 + 1)
+    }
+}
+
 /// The store itself, on a clock of its own where it has one.
 #[derive(Debug)]
 pub(super) enum Server {
@@ -38,7 +52,11 @@ impl Server {
     pub(super) fn start(kind: StoreKind, clock: &ShiftedClock) -> Self {
         match kind {
             StoreKind::Redis => {
-                let mut server = RedisServer::durable();
+                // Written before it answers, but not to the disk: the process is killed, not the
+                // machine, and a busy disk would be another test. A short log is soon read.
+                let log = ["--appendonly", "yes", "--appendfsync", "no"];
+                let short = ["--auto-aof-rewrite-min-size", "1mb"];
+                let mut server = RedisServer::with(&[&log[..], &short].concat());
                 server.move_to(clock);
                 Self::Redis(server)
             }
@@ -51,21 +69,21 @@ impl Server {
         }
     }
 
-    /// `HOST:PORT`, when it is a server.
-    pub(super) fn address(&self) -> Option<String> {
+    /// `HOST:PORT` of each member, when it is a server.
+    pub(super) fn addresses(&self) -> Vec<String> {
         match self {
-            Self::Redis(server) => Some(server.address()),
-            Self::Postgres(server) => Some(server.address()),
-            Self::Sqlite(_) => None,
+            Self::Redis(server) => vec![server.address()],
+            Self::Postgres(server) => vec![server.address()],
+            Self::Sqlite(_) => Vec::new(),
         }
     }
 
-    /// The URL of the store for clients that reach it at `address`.
-    pub(super) fn url(&self, address: Option<&str>) -> String {
-        let address = address.unwrap_or_default();
+    /// The URL of the store for clients that reach its members at `addresses`.
+    pub(super) fn url(&self, addresses: &[String]) -> String {
+        let addresses = addresses.join(",");
         match self {
-            Self::Redis(_) => format!("redis://{address}"),
-            Self::Postgres(_) => format!("postgres://postgres@{address}/postgres"),
+            Self::Redis(_) => format!("redis://{addresses}"),
+            Self::Postgres(_) => format!("postgres://postgres@{addresses}/postgres"),
             Self::Sqlite(_) => format!("sqlite://{}", self.file().display()),
         }
     }
@@ -115,15 +133,16 @@ impl Server {
         Some(micros / 1000 - wall_millis())
     }
 
-    /// Stops it where it is for so long; whether it stood still.
-    pub(super) async fn pause(&self, time: Duration) -> bool {
+    /// Stops it, or the member that `dice` says, where it is for so long; whether it stood still.
+    pub(super) async fn pause(&self, time: Duration, dice: u64) -> bool {
+        let member = self.member(dice);
         match self {
             Self::Redis(server) => server.pause(),
             Self::Postgres(server) => server.pause(),
-            Self::Sqlite(_) => return false,
+            Self::Sqlite(_) => {}
         }
         tokio::time::sleep(time).await;
-        let stood = self.is_stopped();
+        let stood = self.process(member).is_some_and(Process::is_stopped);
         match self {
             Self::Redis(server) => server.resume(),
             Self::Postgres(server) => server.resume(),
@@ -132,17 +151,12 @@ impl Server {
         stood
     }
 
-    fn is_stopped(&self) -> bool {
-        match self {
-            Self::Redis(server) => server.process().is_some_and(Process::is_stopped),
-            Self::Postgres(server) => server.process().is_some_and(Process::is_stopped),
-            Self::Sqlite(_) => false,
-        }
-    }
-
-    /// Kills it, and starts it again with its data after so long.
-    pub(super) async fn restart(&mut self, down: Duration) -> bool {
-        let before = self.pid();
+    /// Kills it, or the member that `dice` says, and starts it again with its data after so long;
+    /// whether it is another process.
+    pub(super) async fn restart(&mut self, down: Duration, dice: u64) -> bool {
+        let member = self.member(dice);
+        let pid = |server: &Self| server.process(member).map(Process::pid);
+        let before = pid(self);
         match self {
             Self::Redis(server) => server.kill(),
             Self::Postgres(server) => server.kill(),
@@ -154,16 +168,19 @@ impl Server {
             Self::Postgres(server) => server.launch(),
             Self::Sqlite(_) => {}
         });
-        before.is_some() && before != self.pid()
+        before.is_some() && before != pid(self)
     }
 
-    fn pid(&self) -> Option<i32> {
-        let process = match self {
+    fn member(&self, dice: u64) -> usize {
+        (dice % self.addresses().len().max(1) as u64) as usize
+    }
+
+    fn process(&self, member: usize) -> Option<&Process> {
+        match self {
             Self::Redis(server) => server.process(),
             Self::Postgres(server) => server.process(),
             Self::Sqlite(_) => None,
-        };
-        process.map(|process| process.pid().as_raw_nonzero().get())
+        }
     }
 
     /// A connection to the file, past the library.
