@@ -201,10 +201,8 @@ fn fails(bug: Option<Bug>, name: &str, weather: Weather, limit: Duration) -> (f6
         });
     };
     let failure = catch_unwind(AssertUnwindSafe(run)).err().map(|panic| {
-        let text = panic
-            .downcast::<String>()
-            .map_or_else(|_| String::new(), |text| *text);
-        text
+        let text = panic.downcast::<String>();
+        text.map_or_else(|_| String::new(), |text| *text)
     });
     (begin.elapsed().as_secs_f64(), failure)
 }

@@ -220,10 +220,8 @@ impl Site {
                 u64::from(ahead.signum() == hour.signum() && ahead.abs() > hour.abs() / 2)
             }
             Kind::ForceRelease => self.force_release().await,
-            Kind::PauseServer => u64::from(self.server.pause(fault.duration(), fault.dice).await),
-            Kind::RestartServer => {
-                u64::from(self.server.restart(fault.duration() / 2, fault.dice).await)
-            }
+            Kind::PauseServer => u64::from(self.server.pause(fault.duration()).await),
+            Kind::RestartServer => u64::from(self.server.restart(fault.duration() / 2).await),
             Kind::ClockForward => self.move_clock(2000 + (fault.dice % 3000) as i64).await,
             Kind::ClockBack => self.move_clock(-(100 + (fault.dice % 900) as i64)).await,
             kind if kind >= Kind::DelayRequests && kind <= Kind::Refuse => {
@@ -328,12 +326,15 @@ impl Site {
     }
 
     async fn move_clock(&mut self, by: i64) -> u64 {
-        let before = self.is_ahead().await;
         self.clock.advance(by);
-        let moved = self.is_ahead().await - before;
+        let begin = Instant::now();
+        let mut moved = false;
+        // An answer that was long under way tells the wrong time.
+        while !moved && begin.elapsed() < PATIENCE {
+            moved = (self.is_ahead().await - self.clock.ahead()).abs() < by.abs() / 2;
+        }
         sleep(Duration::from_millis(200)).await;
-        let near = (moved - by).abs() < by.abs() / 2;
-        if near { moved.unsigned_abs() } else { 0 }
+        if moved { by.unsigned_abs() } else { 0 }
     }
 
     /// By how many milliseconds the clock that ends leases is ahead of this process'.
@@ -349,6 +350,11 @@ impl Site {
             true => self.proxies.iter().flatten().collect(),
             false => self.proxies[fault.client].iter().collect(),
         };
+        // Clients that have just been cut off come back first.
+        let begin = Instant::now();
+        while hit.iter().all(|proxy| proxy.open() == 0) && begin.elapsed() < PATIENCE {
+            sleep(Duration::from_millis(10)).await;
+        }
         let before: Vec<u64> = hit
             .iter()
             .map(|proxy| happened(fault.kind, proxy))
@@ -498,7 +504,7 @@ impl Site {
 }
 
 /// How long it may take until a fault happens.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How often it has happened at a proxy.
 fn happened(kind: Kind, proxy: &Proxy) -> u64 {

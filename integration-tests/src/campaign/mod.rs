@@ -16,6 +16,7 @@ mod schedule;
 mod server;
 
 use std::{
+    collections::BTreeMap,
     path::{Path, PathBuf},
     process::Command,
     sync::Arc,
@@ -307,20 +308,23 @@ impl Site {
     /// All faults are over: somebody gets every lock, and soon.
     async fn recover(&self, report: &mut Report) -> Vec<Violation> {
         let begin = now();
-        let waited = |key| {
-            let last = self.log.lock().last_grant.get(&key).copied();
-            last.filter(|last| *last > begin).map(|last| last - begin)
-        };
         let limit = self.store.recovery();
         let patience = 3 * limit;
-        while (0..self.keys).any(|key| waited(key).is_none())
-            && Duration::from_nanos(now() - begin) < patience
-        {
+        // How long each lock took to its first grant.
+        let mut first = BTreeMap::new();
+        while first.len() < self.keys as usize && Duration::from_nanos(now() - begin) < patience {
+            for (key, at) in &self.log.lock().last_grant {
+                if *at > begin {
+                    first
+                        .entry(*key)
+                        .or_insert(Duration::from_nanos(at - begin));
+                }
+            }
             sleep(Duration::from_millis(5)).await;
         }
         (0..self.keys)
             .filter_map(|key| {
-                let waited = waited(key).map_or(patience, Duration::from_nanos);
+                let waited = first.get(&key).copied().unwrap_or(patience);
                 let millis = waited.as_millis() as u64;
                 report.recovery_ms = report.recovery_ms.max(millis);
                 (waited > limit).then_some(Violation::Stuck { key, millis })

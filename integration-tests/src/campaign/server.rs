@@ -133,16 +133,15 @@ impl Server {
         Some(micros / 1000 - wall_millis())
     }
 
-    /// Stops it, or the member that `dice` says, where it is for so long; whether it stood still.
-    pub(super) async fn pause(&self, time: Duration, dice: u64) -> bool {
-        let member = self.member(dice);
+    /// Stops it where it is for so long; whether it stood still.
+    pub(super) async fn pause(&self, time: Duration) -> bool {
         match self {
             Self::Redis(server) => server.pause(),
             Self::Postgres(server) => server.pause(),
             Self::Sqlite(_) => {}
         }
         tokio::time::sleep(time).await;
-        let stood = self.process(member).is_some_and(Process::is_stopped);
+        let stood = self.process().is_some_and(Process::is_stopped);
         match self {
             Self::Redis(server) => server.resume(),
             Self::Postgres(server) => server.resume(),
@@ -151,11 +150,9 @@ impl Server {
         stood
     }
 
-    /// Kills it, or the member that `dice` says, and starts it again with its data after so long;
-    /// whether it is another process.
-    pub(super) async fn restart(&mut self, down: Duration, dice: u64) -> bool {
-        let member = self.member(dice);
-        let pid = |server: &Self| server.process(member).map(Process::pid);
+    /// Kills it, and starts it again with its data after so long; whether it is another process.
+    pub(super) async fn restart(&mut self, down: Duration) -> bool {
+        let pid = |server: &Self| server.process().map(Process::pid);
         let before = pid(self);
         match self {
             Self::Redis(server) => server.kill(),
@@ -171,11 +168,7 @@ impl Server {
         before.is_some() && before != pid(self)
     }
 
-    fn member(&self, dice: u64) -> usize {
-        (dice % self.addresses().len().max(1) as u64) as usize
-    }
-
-    fn process(&self, member: usize) -> Option<&Process> {
+    fn process(&self) -> Option<&Process> {
         match self {
             Self::Redis(server) => server.process(),
             Self::Postgres(server) => server.process(),
