@@ -1,6 +1,6 @@
 CARGO ?= cargo
 
-.PHONY: help demo test load lint doc bench
+.PHONY: help demo test load campaign lint doc bench
 
 help: ## what there is to make
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
@@ -14,6 +14,11 @@ test: ## install what the tests need and run all of them
 
 load: ## 16 processes x 200 runs of one lock, the full size of a test that `test` runs smaller
 	DISTLOCK_TEST_RUNS=200 $(CARGO) test --release -p lock-cli --test queue -- --nocapture
+
+campaign: ## try to break every store for 7 minutes each; see docs/proof.md
+	for store in redis postgres sqlite; do \
+		$(CARGO) run --release -p integration-tests --bin campaign -- --store $$store --minutes 7 || exit; \
+	done
 
 lint: ## formatting, and clippy for each set of features
 	.ci/lint

@@ -39,6 +39,18 @@ impl Process {
         self.signal(Signal::STOP);
     }
 
+    /// Whether it stands still (SIGSTOP, or a debugger), by what the kernel says.
+    pub fn is_stopped(&self) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid()));
+        // After the name in brackets, which may hold anything.
+        let state = stat
+            .unwrap_or_default()
+            .rsplit(") ")
+            .next()
+            .map(|rest| rest.starts_with(['T', 't']));
+        state.unwrap_or_default()
+    }
+
     /// Lets it go on (SIGCONT).
     pub fn resume(&self) {
         self.signal(Signal::CONT);

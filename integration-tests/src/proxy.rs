@@ -83,6 +83,9 @@ pub struct Faults {
     hold_requests: AtomicBool,
     hold_replies: AtomicBool,
     refuse: AtomicBool,
+    refused: AtomicU64,
+    /// Pieces that were delayed or held.
+    late: AtomicU64,
     swallow: AtomicU64,
     swallowed: AtomicU64,
     /// Bytes of requests that still get through before the connection is reset; -1: all.
@@ -224,6 +227,16 @@ impl Faults {
         self.refuse.store(on, Ordering::SeqCst);
     }
 
+    /// How many new connections were closed at once.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::SeqCst)
+    }
+
+    /// How many pieces, of either direction, were delayed or held until now.
+    pub fn late(&self) -> u64 {
+        self.late.load(Ordering::SeqCst)
+    }
+
     /// Drops the next piece that a server sends, on whichever connection it comes; the
     /// connection stays open. With one request in flight, a piece is its whole reply.
     pub fn swallow_next_reply(&self) {
@@ -284,7 +297,9 @@ impl Faults {
 
 async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     while let Ok((client, _)) = listener.accept().await {
-        if !shared.faults.refuse.load(Ordering::SeqCst) {
+        if shared.faults.refuse.load(Ordering::SeqCst) {
+            shared.faults.refused.fetch_add(1, Ordering::SeqCst);
+        } else {
             tokio::spawn(serve(client, shared.clone()));
         }
     }
@@ -354,13 +369,16 @@ async fn carry(mut from: OwnedReadHalf, to: &OwnedWriteHalf, way: Way, shared: &
     };
     let write = async {
         while let Some((at, piece)) = due.recv().await {
-            if at > Instant::now() {
-                tokio::time::sleep_until(at).await;
-            }
             let hold = match way {
                 Way::Request => &faults.hold_requests,
                 Way::Reply => &faults.hold_replies,
             };
+            if at > Instant::now() || hold.load(Ordering::SeqCst) {
+                faults.late.fetch_add(1, Ordering::SeqCst);
+            }
+            if at > Instant::now() {
+                tokio::time::sleep_until(at).await;
+            }
             while hold.load(Ordering::SeqCst) {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
@@ -477,6 +495,7 @@ mod tests {
         proxy.faults().delay_replies(Duration::from_millis(80));
         assert_eq!(answer(&mut client, b"two").await.unwrap(), b"two");
         assert!(begin.elapsed() >= Duration::from_millis(80));
+        assert_eq!(proxy.faults().late(), 1);
         proxy.faults().heal();
         proxy.faults().swallow_next_reply();
         client.write_all(b"lost").await.unwrap();

@@ -1,11 +1,11 @@
 //! The client's own view of a lease.
 
-use std::{
-    sync::atomic::{AtomicU64, Ordering},
-    time::Duration,
-};
+use std::time::Duration;
 
-use crate::{LostReason, Moment};
+use crate::{
+    LostReason, Moment,
+    atomic::{AtomicU64, Ordering},
+};
 
 /// Until when a lease may be trusted, or why no longer.
 ///
@@ -82,46 +82,5 @@ fn decode(word: u64) -> Result<Moment, LostReason> {
         Ok(Moment::from_nanos(word))
     } else {
         Err(REASONS[(word & !LOST) as usize])
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn at(nanos: u64) -> Moment {
-        Moment::from_nanos(nanos)
-    }
-
-    #[test]
-    fn every_reason_survives_the_word() {
-        for reason in REASONS {
-            let lease = Lease::until(at(5));
-            assert!(lease.lose(reason));
-            assert_eq!(lease.state(), Err(reason));
-        }
-    }
-
-    #[test]
-    fn a_loss_is_final() {
-        let lease = Lease::until(at(10));
-        assert!(!lease.expire(at(9), LostReason::Expired));
-        assert!(lease.expire(at(10), LostReason::Expired));
-        assert!(!lease.lose(LostReason::TakenOver));
-        assert!(!lease.extend(at(1), at(100)));
-        assert_eq!(lease.state(), Err(LostReason::Expired));
-    }
-
-    #[test]
-    fn a_late_extension_does_not_revive() {
-        let lease = Lease::until(at(10));
-        assert!(!lease.extend(at(10), at(100)));
-        assert_eq!(lease.valid_for(at(10)), Duration::ZERO);
-        assert!(lease.extend(at(9), at(100)));
-        assert!(
-            lease.extend(at(9), at(50)),
-            "an older answer changes nothing"
-        );
-        assert_eq!(lease.state(), Ok(at(100)));
     }
 }

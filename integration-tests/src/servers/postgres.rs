@@ -17,7 +17,7 @@ use sqlx::{
 use tempfile::TempDir;
 
 use super::free_port;
-use crate::process::Process;
+use crate::{clock::ShiftedClock, process::Process};
 
 /// A server on a free port on loopback, with its data in a temporary folder.
 ///
@@ -28,6 +28,7 @@ pub struct PostgresServer {
     port: u16,
     folder: TempDir,
     options: Vec<String>,
+    environment: Vec<(&'static str, PathBuf)>,
     process: Option<Process>,
     /// Kept, so that the next server need not make it again.
     _template: Arc<TempDir>,
@@ -55,6 +56,7 @@ impl PostgresServer {
                 .iter()
                 .map(|setting| (*setting).to_owned())
                 .collect(),
+            environment: Vec::new(),
             process: None,
             _template: template,
         };
@@ -82,10 +84,17 @@ impl PostgresServer {
             folder,
             options: self.options.clone(),
             process: None,
+            environment: Vec::new(),
             _template: self._template.clone(),
         };
         standby.launch();
         standby
+    }
+
+    /// Starts it again with its data, and from now on, on a clock of the test's own.
+    pub fn move_to(&mut self, clock: &ShiftedClock) {
+        self.environment = clock.environment().into();
+        self.launch();
     }
 
     /// A server that tests of one program share while any of them has it.
@@ -183,6 +192,11 @@ impl PostgresServer {
         self.sql(statement).await[0].try_get(0).expect("a value")
     }
 
+    /// The server's process, unless it was killed.
+    pub fn process(&self) -> Option<&Process> {
+        self.process.as_ref()
+    }
+
     /// Stops the server and its processes where they are (SIGSTOP).
     pub fn pause(&self) {
         self.signal_all(Signal::STOP);
@@ -234,6 +248,7 @@ impl PostgresServer {
             .args(["-c", "log_line_prefix=%m [%p] %a "])
             .args(["-c", "lc_messages=C"])
             .args(["-c", "fsync=off"])
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .stdout(Stdio::null())
             .stderr(log);
         for option in &self.options {

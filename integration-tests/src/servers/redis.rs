@@ -11,7 +11,7 @@ use std::{
 use tempfile::TempDir;
 
 use super::free_port;
-use crate::process::Process;
+use crate::{clock::ShiftedClock, process::Process};
 
 /// The environment variable that names the server's program; `redis-server` without it.
 pub const PROGRAM: &str = "DISTLOCK_TEST_REDIS_SERVER";
@@ -24,6 +24,7 @@ pub struct RedisServer {
     port: u16,
     folder: TempDir,
     options: Vec<String>,
+    environment: Vec<(&'static str, PathBuf)>,
     process: Option<Process>,
 }
 
@@ -48,10 +49,17 @@ impl RedisServer {
             port: free_port(),
             folder: tempfile::tempdir().expect("a temporary folder"),
             options: options.iter().map(|option| (*option).to_owned()).collect(),
+            environment: Vec::new(),
             process: None,
         };
         server.launch();
         server
+    }
+
+    /// Starts it again with its data, and from now on, on a clock of the test's own.
+    pub fn move_to(&mut self, clock: &ShiftedClock) {
+        self.environment = clock.environment().into();
+        self.launch();
     }
 
     /// The port on loopback.
@@ -133,6 +141,11 @@ impl RedisServer {
         reply.lines().map(str::to_owned).collect()
     }
 
+    /// The server's process, unless it was killed.
+    pub fn process(&self) -> Option<&Process> {
+        self.process.as_ref()
+    }
+
     /// Stops the server where it is (SIGSTOP).
     pub fn pause(&self) {
         if let Some(process) = &self.process {
@@ -168,6 +181,7 @@ impl RedisServer {
             .arg("--dir")
             .arg(folder)
             .args(&self.options)
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .stdout(Stdio::null());
         self.process = Some(Process::start(&mut command));
         self.wait_until_ready();

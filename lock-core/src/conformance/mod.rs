@@ -69,6 +69,7 @@ pub mod tokens;
 use std::{future::Future, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
+use futures_util::future::LocalBoxFuture;
 
 use crate::DistributedLock;
 
@@ -251,8 +252,29 @@ macro_rules! __behaviour_names {
     };
 }
 
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __behaviours {
+    ($($group:ident::$behaviour:ident,)*) => {
+        &[$((
+            stringify!($behaviour),
+            |subject| Box::pin($crate::conformance::$group::$behaviour(subject)),
+        )),*]
+    };
+}
+
 /// The names of all behaviours, in the order of the clauses.
 pub const BEHAVIOURS: &[&str] = crate::__with_behaviours!(__behaviour_names);
+
+/// A behaviour by its name, for those who run it otherwise than with
+/// [`conformance_tests!`](crate::conformance_tests); [`run`] gives it a runtime.
+pub type Behaviour = (
+    &'static str,
+    for<'a> fn(&'a dyn Subject) -> LocalBoxFuture<'a, ()>,
+);
+
+/// All behaviours, in the order of the clauses.
+pub const ALL: &[Behaviour] = crate::__with_behaviours!(__behaviours);
 
 /// Runs one behaviour to its end on a runtime of its own; a test that calls a behaviour itself
 /// may use it.
