@@ -42,6 +42,16 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    /// Forgets the claims of a handle that are in the queue. Their leases, but not those that
+    /// another process has made for the same claim.
+    pub(crate) fn take_queued(&self, handle: u64) -> Vec<i64> {
+        let queued = self.claims.take_queued(handle).into_iter();
+        let leases = queued.map(|known| known.lease);
+        leases
+            .filter(|lease| self.leases.used(*lease).is_some())
+            .collect()
+    }
+
     /// What is granted to who asks for `ttl`.
     pub(crate) fn granted(&self, ttl: Ttl) -> Ttl {
         let seconds = ttl.as_millis().div_ceil(1000);
@@ -249,13 +259,7 @@ impl Handle {
         }
         self.upkeep.stop();
         self.wakeup.close();
-        let mut leases: Vec<_> = self
-            .shared
-            .claims
-            .take_queued(self.number)
-            .iter()
-            .map(|known| known.lease)
-            .collect();
+        let mut leases = self.shared.take_queued(self.number);
         if self.is_main {
             leases.extend(self.shared.leases.close());
         }

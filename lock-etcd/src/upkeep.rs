@@ -86,9 +86,8 @@ impl Drop for Running {
 async fn run(handle: u64, (connection, renewals, shared): Parts, wake: &Notify, signals: &Signals) {
     loop {
         if signals.dropped.load(Ordering::Acquire) {
-            let mut leases = shared.leases.close();
-            let queued = shared.claims.take_queued(handle);
-            leases.extend(queued.iter().map(|known| known.lease));
+            let mut leases = shared.take_queued(handle);
+            leases.extend(shared.leases.close());
             give_up(&connection, leases).await;
             return;
         }
