@@ -721,7 +721,10 @@ async fn b111_a_repeated_release_is_no_loss() {
         server.keys("distlock:{l}:claim").is_empty()
     })
     .await;
+    let before = proxy.opened();
     proxy.reset_all();
+    // The reply is gone with its connection once there is another one.
+    eventually("it connects again", async || proxy.opened() > before).await;
     proxy.faults().hold_replies(false);
     match release.await.unwrap() {
         Err(Error::Store { source, .. }) => assert!(source.is_transient(), "{source}"),
