@@ -78,7 +78,6 @@ fn b112_outcomes_can_be_told_apart() {
             204,
             "/proc/x.db",
         ),
-        ("--store etcd://h run k -- echo", 205, "feature `etcd`"),
         ("--store mysql://h run k -- echo", 205, "`sqlite:`"),
         (
             "--store sqlite://host/x run k -- echo",
@@ -120,7 +119,7 @@ fn b112_errors_are_one_json_object() {
             204,
             "store_refused",
         ),
-        ("--json --store etcd://h list", 205, "usage"),
+        ("--json --store mysql://h list", 205, "usage"),
         ("--json run k --bogus -- echo", 205, "usage"),
         ("--json release other --force", 206, "not_held"),
         ("--json release k --token 1", 207, "other_token"),
