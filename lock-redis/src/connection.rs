@@ -236,13 +236,16 @@ impl Connection {
         fill: impl Fn(&mut Cmd),
     ) -> Result<Reply, StoreError> {
         let command = |name: &str, body: &str| {
-            let mut command = redis::cmd(name);
-            command.arg(body);
+            let mut command = Cmd::with_capacity(12, 512);
+            command.arg(name).arg(body);
             fill(&mut command);
             command
         };
         match self.send(&command("EVALSHA", &script.sha)).await {
-            Err(failure) if failure.no_script => self.send(&command("EVAL", &script.text)).await,
+            Err(failure) if failure.no_script => {
+                let whole = command("EVAL", &script.text);
+                Box::pin(self.send(&whole)).await
+            }
             answer => answer,
         }
         .map_err(|failure| failure.error)
@@ -284,7 +287,9 @@ impl Connection {
                 no_script: false,
             })?;
             used.store(open.number, Ordering::Relaxed);
-            let answer = open.connection.send_packed_command(command).await;
+            // In a box of its own, as `reopen`.
+            let sent = Box::pin(open.connection.send_packed_command(command));
+            let answer = sent.await;
             let why = match answer.and_then(Value::extract_error) {
                 Ok(value) => {
                     return Ok(Reply {
@@ -308,9 +313,14 @@ impl Connection {
     }
 
     async fn open(&self) -> Result<Open, StoreError> {
-        if let Some(open) = self.usable()? {
-            return Ok(open);
+        match self.usable()? {
+            Some(open) => Ok(open),
+            // In a box of its own: every request would carry its size.
+            None => Box::pin(self.reopen()).await,
         }
+    }
+
+    async fn reopen(&self) -> Result<Open, StoreError> {
         let asked = Instant::now();
         let mut failures = self.connecting.lock().await;
         if let Some(open) = self.usable()? {

@@ -1,10 +1,11 @@
 //! Sending attempts and releases, together when many come at the same time.
 //!
 //! A request that finds few others under way goes out at once, by itself. One that finds more
-//! waits for the next of them to return, and leaves with all that have gathered by then, in one
-//! script. So a lone caller pays nothing, and a busy process sends fewer and larger commands.
+//! waits until less than two commands are under way, and leaves with half of all that are there,
+//! in one script: the server works on one half while this process works on the other. So a few
+//! callers pay nothing, and a busy process sends fewer and larger commands.
 
-use std::sync::Arc;
+use std::{collections::VecDeque, sync::Arc};
 
 use lock_core::{LockKey, StoreError, StoreErrorKind};
 use parking_lot::Mutex;
@@ -17,8 +18,10 @@ use crate::{
     scripts::Scripts,
 };
 
-/// How many commands are under way before requests gather.
-const UNDER_WAY: usize = 4;
+/// Fewer requests than these do not gather.
+const FEW: usize = 16;
+/// How many commands are under way when requests gather.
+const UNDER_WAY: usize = 2;
 /// How many requests go into one script at most: it keeps the server from everything else.
 const LARGEST: usize = 64;
 
@@ -35,12 +38,33 @@ pub(crate) struct Lane {
 
 #[derive(Debug, Default)]
 struct Traffic {
+    /// Commands that were sent and not answered yet.
     under_way: usize,
-    gathered: Vec<Gathered>,
+    /// Requests in those commands.
+    requests: usize,
+    gathered: VecDeque<Gathered>,
+}
+
+impl Traffic {
+    fn all(&self) -> usize {
+        self.requests + self.gathered.len()
+    }
+
+    /// How many requests leave now, in one command.
+    fn share(&self) -> usize {
+        match self.under_way < UNDER_WAY {
+            true => self
+                .all()
+                .div_ceil(UNDER_WAY)
+                .min(LARGEST)
+                .min(self.gathered.len()),
+            false => 0,
+        }
+    }
 }
 
 /// One attempt or release.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Request {
     pub(crate) key: LockKey,
     /// `OWNER\nHOLD\n`
@@ -50,7 +74,7 @@ pub(crate) struct Request {
 }
 
 /// What an attempt asks for.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Wanted {
     pub(crate) ttl: u64,
     pub(crate) asker: String,
@@ -58,7 +82,7 @@ pub(crate) struct Wanted {
 
 #[derive(Debug)]
 struct Gathered {
-    request: Request,
+    request: Arc<Request>,
     answer: oneshot::Sender<Outcome>,
 }
 
@@ -96,9 +120,10 @@ impl Lane {
         if !self.together {
             return self.send_alone(&request, channel).await;
         }
-        let (request, outcome) = match self.enter(request) {
-            Ok((request, _place)) => return self.send_alone(&request, channel).await,
-            Err(gathered) => gathered,
+        let request = Arc::new(request);
+        let outcome = match self.enter(&request) {
+            Ok(_place) => return self.send_alone(&request, channel).await,
+            Err(outcome) => outcome,
         };
         let limit = self.connection.server().operation_timeout();
         match timeout(limit, outcome).await {
@@ -116,22 +141,25 @@ impl Lane {
     }
 
     /// A place among the commands under way, or one in the gathering.
-    #[allow(clippy::type_complexity)]
     fn enter(
         self: &Arc<Self>,
-        request: Request,
-    ) -> Result<(Request, Place), (Request, oneshot::Receiver<Outcome>)> {
+        request: &Arc<Request>,
+    ) -> Result<Place, oneshot::Receiver<Outcome>> {
         let mut traffic = self.traffic.lock();
-        if traffic.under_way < UNDER_WAY {
+        if traffic.all() < FEW || traffic.under_way < UNDER_WAY {
             traffic.under_way += 1;
-            return Ok((request, Place(self.clone())));
+            traffic.requests += 1;
+            return Ok(Place {
+                lane: self.clone(),
+                requests: 1,
+            });
         }
         let (answer, outcome) = oneshot::channel();
-        traffic.gathered.push(Gathered {
+        traffic.gathered.push_back(Gathered {
             request: request.clone(),
             answer,
         });
-        Err((request, outcome))
+        Err(outcome)
     }
 
     async fn send_alone(
@@ -211,25 +239,34 @@ impl Lane {
 }
 
 /// The place of a command under way. When it is given up, the next batch takes it over.
-struct Place(Arc<Lane>);
+struct Place {
+    lane: Arc<Lane>,
+    requests: usize,
+}
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut traffic = self.0.traffic.lock();
-        let size = traffic.gathered.len().min(LARGEST);
-        if size > 0
-            && let Ok(runtime) = Handle::try_current()
-        {
-            let batch = traffic.gathered.drain(..size).collect();
-            drop(traffic);
-            let place = Self(self.0.clone());
-            runtime.spawn(async move {
-                place.0.send_together(batch).await;
-            });
-        } else {
-            traffic.under_way -= 1;
-            // Without a runtime here, they find out and go by themselves.
-            traffic.gathered.clear();
+        let mut traffic = self.lane.traffic.lock();
+        traffic.under_way -= 1;
+        traffic.requests -= self.requests;
+        let share = traffic.share();
+        if share == 0 {
+            return;
         }
+        let Ok(runtime) = Handle::try_current() else {
+            // Without a runtime here, they find out and go by themselves.
+            return traffic.gathered.clear();
+        };
+        let batch = traffic.gathered.drain(..share).collect();
+        traffic.under_way += 1;
+        traffic.requests += share;
+        drop(traffic);
+        let place = Self {
+            lane: self.lane.clone(),
+            requests: share,
+        };
+        runtime.spawn(async move {
+            place.lane.send_together(batch).await;
+        });
     }
 }

@@ -1,6 +1,6 @@
 //! The names and the values of a lock's keys. docs/storage.md describes them for others.
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt::Write, sync::Arc, time::Duration};
 
 use lock_core::{
     Asker, Busy, FencingToken, Holder, LockInfo, LockKey, OwnerId, StoreError, Ttl, Waiter,
@@ -94,8 +94,11 @@ pub(crate) fn lock_of(prefix: &str, name: &[u8]) -> Option<(LockKey, Part)> {
 
 /// `PID\nHOST\nLABEL`, with an empty label for none.
 pub(crate) fn asker(asker: &Asker) -> String {
-    let label = asker.label().unwrap_or_default();
-    format!("{}\n{}\n{label}", asker.pid(), asker.host())
+    let (host, label) = (asker.host(), asker.label().unwrap_or_default());
+    let mut text = String::with_capacity(12 + host.len() + label.len());
+    // Writing to a string cannot fail.
+    let _ = write!(text, "{}\n{host}\n{label}", asker.pid());
+    text
 }
 
 fn read_asker(text: &str) -> Option<Arc<Asker>> {

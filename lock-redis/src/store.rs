@@ -1,6 +1,10 @@
 //! The store: each verb as one script.
 
-use std::{collections::HashSet, fmt, sync::Arc};
+use std::{
+    collections::HashSet,
+    fmt::{self, Write},
+    sync::Arc,
+};
 
 use async_trait::async_trait;
 use futures_util::future::{join_all, try_join_all};
@@ -399,7 +403,10 @@ impl DistributedLock for RedisLock {
 
 /// How scripts know a hold.
 fn id(claim: &Claim) -> String {
-    format!("{}\n{}\n", claim.owner, claim.hold)
+    let mut id = String::with_capacity(66);
+    // Writing to a string cannot fail.
+    let _ = write!(id, "{}\n{}\n", claim.owner, claim.hold);
+    id
 }
 
 fn read_attempt(reply: &Value, ttl: Ttl) -> Option<Attempt> {
