@@ -426,11 +426,16 @@ impl Connection {
 
     async fn open(&self, member: &Member) -> Result<Open, Failure> {
         let line = self.line(member);
-        if let Some(open) = self.usable(&line)? {
-            return Ok(open);
+        match self.usable(&line)? {
+            Some(open) => Ok(open),
+            // In a box of its own: every request would carry its size.
+            None => Box::pin(self.reopen(&line, member)).await,
         }
+    }
+
+    async fn reopen(&self, line: &Line, member: &Member) -> Result<Open, Failure> {
         let _connecting = line.connecting.lock().await;
-        if let Some(open) = self.usable(&line)? {
+        if let Some(open) = self.usable(line)? {
             return Ok(open);
         }
         let client = self.cluster.connect(member).await?;
@@ -441,7 +446,7 @@ impl Connection {
         };
         *line.open.lock() = Some(open.clone());
         // It may have been closed meanwhile.
-        Ok(self.usable(&line)?.unwrap_or(open))
+        Ok(self.usable(line)?.unwrap_or(open))
     }
 
     fn line(&self, member: &Member) -> Arc<Line> {
