@@ -340,6 +340,7 @@ async fn reset_statements(server: &PostgresServer) {
 /// Many tasks on one key: how long a hand-over takes and how many statements it needs.
 async fn contention(server: &PostgresServer, bounds: &mut Bounds) {
     println!("contention: hand-over from a release to the next guard");
+    let (_store, _client) = client(server).await;
     let one_statement = {
         let bare = Bare { me: Uuid::new_v4() };
         let mut connection = server.admin().await;

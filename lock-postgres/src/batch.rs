@@ -8,7 +8,7 @@ use lock_core::{HoldId, LockInfo, StoreError};
 use parking_lot::Mutex;
 use tokio::{
     sync::{mpsc, oneshot},
-    task::{JoinHandle, JoinSet},
+    task::{JoinHandle, JoinSet, yield_now},
     time::{Instant, sleep, sleep_until, timeout},
 };
 
@@ -313,6 +313,8 @@ impl Driver {
                 urgent.splice(0..0, self.locked.drain(..));
             }
             self.serve(urgent, beats).await;
+            // Who was answered, and whose turn came with that, asks again first: in one statement.
+            yield_now().await;
             for (view, reply) in looks {
                 let found = self.look(&view).await;
                 let _ = reply.send(found);
