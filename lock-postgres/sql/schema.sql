@@ -120,7 +120,7 @@ DECLARE
     simple   bigint[];
 BEGIN
     SELECT token INTO floor FROM public.distlock_floor WHERE id;
-    IF cardinality(keys) > 1 THEN
+    IF cardinality(keys) > 1 AND true = ANY (alone) THEN
         -- Most requests are simple: nobody waits and nobody else holds. They are done in three
         -- statements for all of them; first make the rows that are missing, ...
         INSERT INTO public.distlock_lock (key, token, holds, since, expires)
