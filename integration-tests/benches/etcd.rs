@@ -1,12 +1,13 @@
 //! What the etcd store costs on top of bare transactions, and next to the server's own locks.
 //!
 //! `cargo bench -p integration-tests --bench etcd [-- SECTION…]` starts a private cluster of one
-//! member and prints medians of interleaved rounds. Sections: pairs, contention, latency, idle;
+//! member and prints medians of interleaved rounds. Sections: pairs, growth, contention, latency, idle;
 //! with `memory` among them the member writes to memory instead of the disk, with `three` there
 //! are three members.
 //! The floor is a bare etcd-client: one transaction that puts a key, if it is absent, on a lease
 //! that is there, and one that deletes it. The server's own way is Lock and Unlock, with a lease
 //! grant before and a revoke after, or on one lease for each task where tasks compete.
+//! The history is compacted before each round: what it costs when it is not, `growth` tells.
 
 #![allow(clippy::unwrap_used)]
 
@@ -20,7 +21,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use etcd_client::{Client, Compare, CompareOp, LockOptions, PutOptions, Txn, TxnOp};
+use etcd_client::{
+    Client, CompactionOptions, Compare, CompareOp, LockOptions, PutOptions, Txn, TxnOp,
+};
 use integration_tests::servers::etcd::EtcdCluster;
 use lock_core::{Asker, Claim, DistributedLock, HoldId, LockClient, LockKey, OwnerId, Ttl};
 use lock_etcd::EtcdLock;
@@ -35,7 +38,7 @@ fn main() {
         .filter(|argument| !argument.starts_with("--"))
         .collect();
     let has = |word: &str| arguments.iter().any(|argument| argument == word);
-    let sections = ["pairs", "contention", "latency", "idle"];
+    let sections = ["pairs", "growth", "contention", "latency", "idle"];
     let all = !sections.into_iter().any(has);
     let wanted = |section: &str| all || has(section);
     let cluster = match (has("memory"), has("three")) {
@@ -48,6 +51,9 @@ fn main() {
         if wanted("pairs") {
             pairs(&cluster, 1).await;
             pairs(&cluster, 64).await;
+        }
+        if wanted("growth") {
+            growth(&cluster).await;
         }
         if wanted("contention") {
             contention(&cluster).await;
@@ -205,6 +211,7 @@ async fn pairs(cluster: &EtcdCluster, tasks: usize) {
     let (store, client) = (store(cluster).await, client(cluster).await);
     let mut rates = [const { Vec::new() }; 4];
     for round in 0..=ROUNDS {
+        compact(cluster).await;
         let each = [
             rate(tasks, |task| floor_job(&floor, task)).await,
             rate(tasks, |task| store_job(&store, task)).await,
@@ -229,6 +236,39 @@ async fn pairs(cluster: &EtcdCluster, tasks: usize) {
     client.shutdown().await;
 }
 
+/// A lock that was held more and more often, without and with a compaction.
+async fn growth(cluster: &EtcdCluster) {
+    const STEP: usize = 2000;
+    let mut floor = Floor::new(cluster).await;
+    let client = client(cluster).await;
+    for held in 0..4 {
+        if held == 3 {
+            compact(cluster).await;
+        }
+        let (mut bare, mut ours) = (Vec::new(), Vec::new());
+        for pair in 0..STEP {
+            let begin = Instant::now();
+            let guard = client.acquire("growing").await.unwrap();
+            guard.release().await.unwrap();
+            ours.push(begin.elapsed().as_secs_f64() * 1e6);
+            if pair % 4 == 0 {
+                let begin = Instant::now();
+                floor.acquire("floor/growing").await;
+                floor.release("floor/growing").await;
+                bare.push(begin.elapsed().as_secs_f64() * 1e6);
+            }
+        }
+        println!(
+            "growth: after {} pairs on one key{}: floor {:.0} µs, client {:.0} µs",
+            held * STEP,
+            if held == 3 { " and a compaction" } else { "" },
+            median(&mut bare),
+            median(&mut ours)
+        );
+    }
+    client.shutdown().await;
+}
+
 async fn contention(cluster: &EtcdCluster) {
     let client = client(cluster).await;
     let floor = Floor::new(cluster).await;
@@ -236,6 +276,7 @@ async fn contention(cluster: &EtcdCluster) {
         let (mut handed, mut theirs, mut each) = (Vec::new(), Vec::new(), Vec::new());
         let grants = Arc::new(Mutex::new(Vec::new()));
         for round in 0..ROUNDS {
+            compact(cluster).await;
             let before = requests(cluster);
             let (turns, key) = (grants.lock().len(), format!("one {round}"));
             let job = |_| noted_job(&client, key.clone(), grants.clone());
@@ -378,6 +419,14 @@ fn requests(cluster: &EtcdCluster) -> u64 {
     members
         .map(|member| cluster.metric(member, "grpc_server_msg_received_total", &[]) as u64)
         .sum()
+}
+
+/// As a cluster does by itself every few minutes with `--auto-compaction-mode=periodic`.
+async fn compact(cluster: &EtcdCluster) {
+    let physical = CompactionOptions::new().with_physical();
+    let revision = revision(cluster).await;
+    let mut admin = cluster.admin().await;
+    admin.compact(revision, Some(physical)).await.unwrap();
 }
 
 async fn revision(cluster: &EtcdCluster) -> i64 {
