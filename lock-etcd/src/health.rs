@@ -66,7 +66,7 @@ fn known_bugs(version: &str) -> Vec<String> {
     if major == 3 && since(&[(5, 3)]) {
         bug("is not tested, or may corrupt its data when it is killed");
     }
-    if major == 3 && since(&[(4, 32), (5, 13)]) {
+    if major == 3 && since(&[(4, 31), (5, 13)]) {
         bug("may end leases too early when its leader was slow and was replaced (issue 15247)");
     }
     if major == 3 && since(&[(4, 38), (5, 23)]) {
@@ -84,6 +84,8 @@ mod tests {
         for (version, bugs) in [
             ("3.3.27", 3),
             ("3.4.23", 2),
+            ("3.4.30", 2),
+            ("3.4.31", 1),
             ("3.4.37", 1),
             ("3.4.38", 0),
             ("3.5.0-rc.1", 3),
