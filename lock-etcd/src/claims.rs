@@ -5,12 +5,15 @@ use std::{collections::HashMap, time::Duration};
 use lock_core::{Clock, Moment, SystemClock};
 use parking_lot::Mutex;
 
+use crate::record::Id;
+
 /// A claim that was made or seen here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Known {
     pub(crate) state: State,
     /// The key that its hold is in: its own, or that of an earlier hold of the owner.
     pub(crate) key: String,
+    pub(crate) is_own: bool,
     pub(crate) lease: i64,
     pub(crate) created: i64,
     pub(crate) modified: i64,
@@ -18,8 +21,17 @@ pub(crate) struct Known {
     pub(crate) holds: u32,
     /// A request that puts its key with its lease may still be under way.
     pub(crate) stray: bool,
+    /// Until when the lease certainly runs, as far as it was known when it was put in the queue.
+    pub(crate) covered: Option<Moment>,
     /// The handle it came through.
     pub(crate) handle: u64,
+}
+
+impl Known {
+    /// Its own key, whether that is there or not.
+    pub(crate) fn own_key(&self) -> Option<&str> {
+        self.is_own.then_some(self.key.as_str())
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,26 +52,26 @@ struct Slot {
     waiting: u32,
 }
 
-/// The claims of all handles of a store, by the name of their own key.
+/// The claims of all handles of a store.
 #[derive(Debug, Default)]
-pub(crate) struct Claims(Mutex<HashMap<String, Slot>>);
+pub(crate) struct Claims(Mutex<HashMap<Id, Slot>>);
 
 /// A claim in the queue that nobody asks about for so long is not kept alive: the client of
 /// lock-core asks every ten seconds.
 const INTEREST: Duration = Duration::from_secs(15);
 
 impl Claims {
-    pub(crate) fn find(&self, name: &str) -> Option<Known> {
+    pub(crate) fn find(&self, id: &Id) -> Option<Known> {
         let mut claims = self.0.lock();
-        let slot = claims.get_mut(name)?;
+        let slot = claims.get_mut(id)?;
         slot.seen = SystemClock.now();
         Some(slot.known.clone())
     }
 
-    pub(crate) fn set(&self, name: &str, known: Known) {
+    pub(crate) fn set(&self, id: &Id, known: Known) {
         let seen = SystemClock.now();
         let mut claims = self.0.lock();
-        match claims.get_mut(name) {
+        match claims.get_mut(id) {
             Some(slot) => {
                 slot.known = known;
                 slot.seen = seen;
@@ -70,18 +82,18 @@ impl Claims {
                     seen,
                     waiting: 0,
                 };
-                claims.insert(name.to_owned(), slot);
+                claims.insert(id.clone(), slot);
             }
         }
     }
 
-    pub(crate) fn forget(&self, name: &str) -> Option<Known> {
-        self.0.lock().remove(name).map(|slot| slot.known)
+    pub(crate) fn forget(&self, id: &Id) -> Option<Known> {
+        self.0.lock().remove(id).map(|slot| slot.known)
     }
 
     /// Somebody waits for the claim, or does so no longer.
-    pub(crate) fn waits(&self, name: &str, waits: bool) {
-        if let Some(slot) = self.0.lock().get_mut(name) {
+    pub(crate) fn waits(&self, id: &Id, waits: bool) {
+        if let Some(slot) = self.0.lock().get_mut(id) {
             slot.waiting = if waits {
                 slot.waiting + 1
             } else {

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use rand::random_range;
 use tokio::{
     sync::mpsc::{Receiver, Sender, channel},
-    time::timeout,
+    time::{sleep, timeout},
 };
 
 use crate::{
@@ -26,8 +26,9 @@ use crate::{
     health,
     keepalive::{Alive, KeepAlive},
     lease::{Lease, Leases, length_for, used_for},
-    record::{Name, Names},
+    record::{Id, Name, Names},
     upkeep::Upkeep,
+    view,
     wakeup::Wakeup,
 };
 
@@ -117,8 +118,8 @@ impl Handle {
     pub(crate) async fn keep_alive(&self, lease: i64) -> Result<Alive, StoreError> {
         let sent = SystemClock.now();
         let alive = self.renewals.renew(lease).await?;
-        if let Alive::For(seconds) = alive {
-            self.shared.leases.renewed(lease, sent, seconds);
+        if let Alive::For(life) = alive {
+            self.shared.leases.renewed(lease, sent, life);
         }
         Ok(alive)
     }
@@ -162,6 +163,21 @@ impl Handle {
         } else {
             self.upkeep.wake_by(due);
         }
+    }
+
+    /// A key was put on a longer lease and keeps the name of this one, which so is not used again.
+    pub(crate) fn left_behind(&self, lease: i64) {
+        // Another process may use its own for something else by now.
+        if self.shared.leases.used(lease).is_some() {
+            self.revoke_later(lease);
+        }
+    }
+
+    /// A keep-alive was answered by a member that had not heard of the last election: the next
+    /// one is to go elsewhere.
+    pub(crate) async fn doubt(&self) {
+        self.renewals.reopen();
+        sleep(Duration::from_millis(10)).await;
     }
 
     /// Revokes a lease in the background; what does not succeed ends by itself.
@@ -220,7 +236,7 @@ impl Handle {
 
     /// How many keys of the lock were created up to `created`.
     pub(crate) async fn position(&self, name: &Name, created: i64) -> Result<u32, StoreError> {
-        if let Some(position) = self.wakeup.position(name, created) {
+        if let Some(position) = self.wakeup.position(name.lock(), created) {
             return Ok(position);
         }
         let ahead = self.connection.call(|client| {
@@ -236,20 +252,20 @@ impl Handle {
     }
 
     /// Somebody waits for a claim, until this is dropped.
-    pub(crate) fn interest<'a>(&'a self, name: &'a str) -> impl Drop + 'a {
-        struct Interest<'a>(&'a Claims, &'a str);
+    pub(crate) fn interest<'a>(&'a self, id: &'a Id) -> impl Drop + 'a {
+        struct Interest<'a>(&'a Claims, &'a Id);
         impl Drop for Interest<'_> {
             fn drop(&mut self) {
                 self.0.waits(self.1, false);
             }
         }
-        self.shared.claims.waits(name, true);
-        let known = self.shared.claims.find(name);
+        self.shared.claims.waits(id, true);
+        let known = self.shared.claims.find(id);
         let lease = known.and_then(|known| self.shared.leases.used(known.lease));
         if let Some(lease) = lease {
             self.upkeep.wake_by(lease.due());
         }
-        Interest(&self.shared.claims, name)
+        Interest(&self.shared.claims, id)
     }
 
     /// Ends what runs in the background and gives unused leases back. Locks stay held.
@@ -290,16 +306,20 @@ pub(crate) async fn grant(connection: &Connection, seconds: u64) -> Result<Lease
         let ttl = i64::try_from(seconds).unwrap_or(i64::MAX);
         async move { client.grant(ttl, Some(options)).await }
     });
-    let seconds = match granted.await {
-        Ok(granted) => u64::try_from(granted.ttl()).unwrap_or(0),
+    let (seconds, term) = match granted.await {
+        Ok(granted) => (
+            u64::try_from(granted.ttl()).unwrap_or(0),
+            view::term(granted.header()),
+        ),
         // By a copy of the request that was not answered.
-        Err(failure) if failure.error.to_string().contains("lease already exists") => seconds,
+        Err(failure) if failure.error.to_string().contains("lease already exists") => (seconds, 0),
         Err(failure) => return Err(failure.error),
     };
     Ok(Lease {
         id,
         seconds,
         renewed,
+        term,
     })
 }
 

@@ -5,11 +5,12 @@
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
-use etcd_client::{LeaseKeepAliveStream, LeaseKeeper};
-use lock_core::StoreError;
+use etcd_client::{LeaseKeepAliveStream, LeaseKeeper, ResponseHeader};
+use lock_core::{StoreError, Ttl};
 use parking_lot::Mutex;
 use tokio::{
     sync::{
+        Notify,
         mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
         oneshot,
     },
@@ -19,21 +20,35 @@ use tokio::{
 use crate::{
     connection::{Connection, Open},
     error::{Cure, Failure},
+    lease::Life,
 };
 
 /// What the server says to a keep-alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Alive {
-    /// The lease runs for so many seconds from now.
-    For(u64),
+    For(Life),
     /// There is no such lease, for certain.
     Gone,
+}
+
+impl Alive {
+    /// Reads an answer. A server that is ill tells of lives that nobody has asked for.
+    fn of(seconds: i64, term: u64) -> Self {
+        match u64::try_from(seconds) {
+            Ok(seconds) if seconds > 0 => Self::For(Life {
+                seconds: seconds.min(Ttl::MAX.as_millis() / 1000 + 1),
+                term,
+            }),
+            _ => Self::Gone,
+        }
+    }
 }
 
 #[derive(Debug)]
 pub(crate) struct KeepAlive {
     connection: Arc<Connection>,
     asks: Mutex<Option<UnboundedSender<Ask>>>,
+    elsewhere: Arc<Notify>,
 }
 
 #[derive(Debug)]
@@ -47,6 +62,7 @@ impl KeepAlive {
         Self {
             connection,
             asks: Mutex::new(None),
+            elsewhere: Arc::default(),
         }
     }
 
@@ -82,7 +98,16 @@ impl KeepAlive {
         let (sender, receiver) = unbounded_channel();
         let _ = sender.send(ask);
         *asks = Some(sender);
-        tokio::spawn(serve(self.connection.clone(), receiver));
+        tokio::spawn(serve(
+            self.connection.clone(),
+            receiver,
+            self.elsewhere.clone(),
+        ));
+    }
+
+    /// Opens the stream anew, at another member if there is one.
+    pub(crate) fn reopen(&self) {
+        self.elsewhere.notify_one();
     }
 
     pub(crate) fn close(&self) {
@@ -91,7 +116,11 @@ impl KeepAlive {
 }
 
 /// Serves until the handle is gone.
-async fn serve(connection: Arc<Connection>, mut asks: UnboundedReceiver<Ask>) {
+async fn serve(
+    connection: Arc<Connection>,
+    mut asks: UnboundedReceiver<Ask>,
+    elsewhere: Arc<Notify>,
+) {
     let mut owed = VecDeque::new();
     let mut silent = 0;
     loop {
@@ -121,7 +150,7 @@ async fn serve(connection: Arc<Connection>, mut asks: UnboundedReceiver<Ask>) {
         let failure = match timeout(patience, lease.keep_alive(first)).await {
             Ok(Ok((keeper, stream))) => {
                 let began = Instant::now();
-                match talk(keeper, stream, &mut asks, &mut owed, patience).await {
+                match talk(keeper, stream, &mut asks, &mut owed, patience, &elsewhere).await {
                     Ended::HandleGone => return,
                     Ended::Stream(failure) => {
                         silent = if began.elapsed() > patience * 4 {
@@ -172,6 +201,7 @@ async fn talk(
     asks: &mut UnboundedReceiver<Ask>,
     owed: &mut VecDeque<Ask>,
     patience: Duration,
+    elsewhere: &Notify,
 ) -> Ended {
     // Also the one that has opened it, whose answer the client library keeps.
     for ask in owed.iter() {
@@ -188,11 +218,8 @@ async fn talk(
             message = stream.message() => match message {
                 Ok(Some(message)) => {
                     heard = Instant::now();
-                    let alive = match u64::try_from(message.ttl()) {
-                        Ok(seconds) if seconds > 0 => Alive::For(seconds),
-                        _ => Alive::Gone,
-                    };
-                    answer(owed, message.id(), alive);
+                    let term = message.header().map_or(0, ResponseHeader::raft_term);
+                    answer(owed, message.id(), Alive::of(message.ttl(), term));
                 }
                 Ok(None) => return Ended::Stream(None),
                 Err(why) => return Ended::Stream(Some(why.into())),
@@ -212,6 +239,7 @@ async fn talk(
                 }
                 None => return Ended::HandleGone,
             },
+            () = elsewhere.notified() => return Ended::Stream(None),
             () = sleep_until(heard + patience), if !owed.is_empty() => return Ended::Stream(None),
         }
     }
@@ -229,4 +257,59 @@ fn answer(owed: &mut VecDeque<Ask>, lease: i64, alive: Alive) {
 /// What nobody waits for any more.
 fn forget_given_up(owed: &mut VecDeque<Ask>) {
     owed.retain(|ask| !ask.answer.is_closed());
+}
+
+#[cfg(test)]
+mod tests {
+    use lock_core::{Clock, SystemClock};
+
+    use super::*;
+    use crate::lease::Lease;
+
+    /// B84: absurd lives end in no panic and in no hold that is longer than was asked for; a
+    /// shorter one counts.
+    #[test]
+    fn b84_absurd_lives_are_none() {
+        for none in [0, -1, -68_272, i64::MIN] {
+            assert_eq!(Alive::of(none, 7), Alive::Gone, "{none}");
+        }
+        let now = SystemClock.now();
+        let (id, term) = (1, 7);
+        let lease = Lease {
+            id,
+            seconds: 30,
+            renewed: now,
+            term,
+        };
+        for life in [1, 29, 30, 9_223_372_036, i64::MAX] {
+            let Alive::For(life) = Alive::of(life, term) else {
+                panic!("{life} is gone");
+            };
+            let lease = lease.with(now, life);
+            for ttl in [Ttl::from_millis(30_000).unwrap(), Ttl::MAX] {
+                let is_enough = life.is_enough(ttl, term);
+                assert_eq!(is_enough, life.seconds * 1000 >= ttl.as_millis());
+                assert!(lease.remaining(now) <= Ttl::MAX.as_duration());
+                assert!(!is_enough || lease.end(term) >= Some(now + ttl.as_duration()));
+            }
+        }
+    }
+
+    /// E2: the word of a leader of an earlier term counts for nothing.
+    #[test]
+    fn e2_a_former_leader_renews_nothing() {
+        let ttl = Ttl::from_millis(30_000).unwrap();
+        let Alive::For(life) = Alive::of(31, 7) else {
+            panic!("it is alive");
+        };
+        assert!(life.is_enough(ttl, 7) && !life.is_enough(ttl, 8));
+        let now = SystemClock.now();
+        let lease = Lease {
+            id: 1,
+            seconds: 31,
+            renewed: now,
+            term: 7,
+        };
+        assert!(lease.end(7).is_some() && lease.end(8).is_none());
+    }
 }

@@ -30,12 +30,26 @@ pub(crate) struct Lease {
     pub(crate) seconds: u64,
     /// When the last request was sent that has granted or renewed it.
     pub(crate) renewed: Moment,
+    /// The raft term of the member that answered it, or an earlier one.
+    pub(crate) term: u64,
 }
 
 impl Lease {
     /// Whether it certainly runs for `ttl` from `now` on.
     pub(crate) fn covers(&self, ttl: Ttl, now: Moment) -> bool {
         self.renewed + self.length() >= now + ttl.as_duration()
+    }
+
+    /// Until when it runs at least, given that the leader which has renewed it still led in
+    /// `term`. One that led no longer may have renewed nothing.
+    pub(crate) fn end(&self, term: u64) -> Option<Moment> {
+        (self.term >= term).then(|| self.renewed + self.length())
+    }
+
+    /// As it is after a keep-alive that was sent at `sent`.
+    pub(crate) fn with(mut self, sent: Moment, life: Life) -> Self {
+        self.note(sent, life);
+        self
     }
 
     pub(crate) fn is_over(&self, now: Moment) -> bool {
@@ -59,6 +73,34 @@ impl Lease {
 
     fn length(&self) -> Duration {
         Duration::from_secs(self.seconds)
+    }
+
+    fn note(&mut self, sent: Moment, life: Life) {
+        if sent >= self.renewed {
+            self.renewed = sent;
+            self.term = life.term;
+        }
+        self.seconds = life.seconds;
+    }
+}
+
+/// What a keep-alive has brought: so many seconds from when it was sent, if the member that
+/// answered belonged to the last term.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Life {
+    pub(crate) seconds: u64,
+    pub(crate) term: u64,
+}
+
+impl Life {
+    /// Whether it lasts for a ttl, by the term that another answer to this process tells of.
+    pub(crate) fn is_enough(&self, ttl: Ttl, term: u64) -> bool {
+        self.seconds * 1000 >= ttl.as_millis() && !self.is_doubtful(term)
+    }
+
+    /// Whether it may be the word of a leader that led no longer.
+    pub(crate) fn is_doubtful(&self, term: u64) -> bool {
+        self.term < term
     }
 }
 
@@ -129,11 +171,10 @@ impl Leases {
         self.state.lock().used.get(&id).copied()
     }
 
-    /// A keep-alive that was sent at `sent` was answered with `seconds`.
-    pub(crate) fn renewed(&self, id: i64, sent: Moment, seconds: u64) {
+    /// A keep-alive that was sent at `sent` was answered.
+    pub(crate) fn renewed(&self, id: i64, sent: Moment, life: Life) {
         if let Some(lease) = self.state.lock().used.get_mut(&id) {
-            lease.renewed = lease.renewed.max(sent);
-            lease.seconds = seconds;
+            lease.note(sent, life);
         }
     }
 
@@ -194,12 +235,11 @@ impl Leases {
     }
 
     /// As [`renewed`](Self::renewed), for an unused one; `None` when it is gone.
-    pub(crate) fn kept_alive(&self, id: i64, sent: Moment, seconds: Option<u64>) {
+    pub(crate) fn kept_alive(&self, id: i64, sent: Moment, life: Option<Life>) {
         let mut state = self.state.lock();
-        if let (Some(lease), Some(seconds)) = (state.used.get_mut(&id), seconds) {
+        if let (Some(lease), Some(life)) = (state.used.get_mut(&id), life) {
             // Taken meanwhile.
-            lease.renewed = lease.renewed.max(sent);
-            lease.seconds = seconds;
+            lease.note(sent, life);
             return;
         }
         let mut lost = 0;
@@ -207,8 +247,13 @@ impl Leases {
             let Some(place) = same.iter().position(|unused| unused.lease.id == id) else {
                 continue;
             };
-            match seconds {
-                Some(_) => same[place].lease.renewed = same[place].lease.renewed.max(sent),
+            match life {
+                // They are sorted by their length.
+                Some(life) => {
+                    let lease = &mut same[place].lease;
+                    let seconds = lease.seconds;
+                    lease.note(sent, Life { seconds, ..life });
+                }
                 None => {
                     same.remove(place);
                     lost += 1;

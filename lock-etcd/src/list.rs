@@ -42,7 +42,7 @@ pub(crate) async fn list(
     let is_ours = |kv: &KeyValue| names.read(kv.key()).is_some();
     kvs.retain(is_ours);
     let lock_of = |kv: &KeyValue| match names.read(kv.key()) {
-        Some((lock, ..)) => Ok(lock),
+        Some(lock) => Ok(lock),
         None => Err(foreign(kv.key())),
     };
     let mut rest = end_of_page;

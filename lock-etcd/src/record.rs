@@ -11,37 +11,40 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::foreign;
 
-/// How keys are named: `PREFIX:NAME/OWNER/HOLD`.
+/// How keys are named: `PREFIX:NAME/LEASE`, the lease in hexadecimal digits.
 ///
 /// The prefix has no colon and the name's slashes are escaped, so that the keys of one lock, or
-/// of one prefix, never begin with those of another.
+/// of one prefix, never begin with those of another. Leases are used again, so the names are few:
+/// etcd walks past the deleted keys of a range until its history is compacted.
 #[derive(Clone, Debug)]
 pub(crate) struct Names {
     prefix: String,
 }
 
-/// The names of one claim.
+/// What a claim is found by: at the server what all keys of its lock begin with, here its id.
 #[derive(Clone, Debug)]
 pub(crate) struct Name {
-    key: String,
-    lock: usize,
-    owner: usize,
+    lock: String,
+    pub(crate) id: Id,
+}
+
+/// A claim.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Id {
+    lock: LockKey,
+    pub(crate) owner: OwnerId,
+    hold: HoldId,
 }
 
 impl Name {
-    /// `PREFIX:NAME/OWNER/HOLD`: the key that the claim puts.
-    pub(crate) fn key(&self) -> &str {
-        &self.key
-    }
-
-    /// `PREFIX:NAME/OWNER/`: what all keys of the owner begin with.
-    pub(crate) fn owner(&self) -> &str {
-        &self.key[..self.owner]
-    }
-
     /// `PREFIX:NAME/`: what all keys of the lock begin with.
     pub(crate) fn lock(&self) -> &str {
-        &self.key[..self.lock]
+        &self.lock
+    }
+
+    /// `PREFIX:NAME/LEASE`: the key that a claim puts with this lease.
+    pub(crate) fn key(&self, lease: i64) -> String {
+        format!("{}{lease:016x}", self.lock)
     }
 }
 
@@ -53,13 +56,14 @@ impl Names {
     }
 
     pub(crate) fn of(&self, claim: &Claim) -> Name {
-        let mut key = self.lock(&claim.key);
-        let lock = key.len();
-        key.push_str(&claim.owner.to_string());
-        key.push('/');
-        let owner = key.len();
-        key.push_str(&claim.hold.to_string());
-        Name { key, lock, owner }
+        Name {
+            lock: self.lock(&claim.key),
+            id: Id {
+                lock: claim.key.clone(),
+                owner: claim.owner,
+                hold: claim.hold,
+            },
+        }
     }
 
     /// What all keys of a lock begin with.
@@ -71,7 +75,7 @@ impl Names {
 
     /// What the keys of all locks begin with whose name starts with `start`.
     pub(crate) fn locks(&self, start: &str) -> String {
-        let mut name = String::with_capacity(self.prefix.len() + start.len() + 72);
+        let mut name = String::with_capacity(self.prefix.len() + start.len() + 8);
         name.push_str(&self.prefix);
         for c in start.chars() {
             match c {
@@ -83,29 +87,21 @@ impl Names {
         name
     }
 
-    /// Reads a key: which lock, and who.
-    pub(crate) fn read(&self, key: &[u8]) -> Option<(LockKey, OwnerId, HoldId)> {
+    /// Which lock a key is of.
+    pub(crate) fn read(&self, key: &[u8]) -> Option<LockKey> {
         let rest = std::str::from_utf8(key).ok()?.strip_prefix(&self.prefix)?;
-        let mut parts = rest.split('/');
-        let (name, owner, hold) = (parts.next()?, parts.next()?, parts.next()?);
-        if parts.next().is_some() {
-            return None;
-        }
+        let (name, lease) = rest.split_once('/')?;
+        let is_lease = lease.len() == 16 && lease.bytes().all(|b| b.is_ascii_hexdigit());
         let name = name.replace("%2F", "/").replace("%25", "%");
-        Some((
-            LockKey::new(name).ok()?,
-            owner.parse().ok()?,
-            hold.parse().ok()?,
-        ))
+        LockKey::new(name).ok().filter(|_| is_lease)
     }
 
     /// Reads a key and its value.
     pub(crate) fn entry(&self, kv: &KeyValue) -> Result<Entry, StoreError> {
-        let (_, owner, _) = self.read(kv.key()).ok_or_else(|| foreign(kv.key()))?;
+        self.read(kv.key()).ok_or_else(|| foreign(kv.key()))?;
         let value = serde_json::from_slice(kv.value()).map_err(|_| foreign(kv.key()))?;
         Ok(Entry {
             key: kv.key_str().map_err(|_| foreign(kv.key()))?.to_owned(),
-            owner,
             value,
             lease: kv.lease(),
             created: kv.create_revision(),
@@ -114,9 +110,20 @@ impl Names {
     }
 }
 
+/// The owner in the value of a key.
+pub(crate) fn owner(kv: &KeyValue) -> Option<OwnerId> {
+    #[derive(Deserialize)]
+    struct Owned {
+        owner: OwnerId,
+    }
+    let owned: Owned = serde_json::from_slice(kv.value()).ok()?;
+    Some(owned.owner)
+}
+
 /// The value of a key, as JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Value {
+    pub(crate) owner: OwnerId,
     /// The holds of the owner under this key.
     pub(crate) holds: Vec<HoldId>,
     /// When the claim came, in milliseconds since 1970 by the clock of its process.
@@ -128,6 +135,7 @@ pub(crate) struct Value {
 impl Value {
     pub(crate) fn new(claim: &Claim) -> Self {
         Self {
+            owner: claim.owner,
             holds: vec![claim.hold],
             since: now(),
             asker: claim.asker.clone(),
@@ -152,7 +160,6 @@ fn now() -> u64 {
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     pub(crate) key: String,
-    pub(crate) owner: OwnerId,
     pub(crate) value: Value,
     pub(crate) lease: i64,
     pub(crate) created: i64,
@@ -160,13 +167,18 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    pub(crate) fn has(&self, hold: HoldId) -> bool {
-        self.value.holds.contains(&hold)
+    /// Whether the hold of a claim is under this key.
+    pub(crate) fn has(&self, claim: &Claim) -> bool {
+        self.is_of(claim) && self.value.holds.contains(&claim.hold)
+    }
+
+    pub(crate) fn is_of(&self, claim: &Claim) -> bool {
+        self.value.owner == claim.owner
     }
 
     pub(crate) fn holder(&self, remaining: Duration) -> Result<Holder, StoreError> {
         Ok(Holder {
-            owner: self.owner,
+            owner: self.value.owner,
             asker: self.value.asker.clone(),
             token: crate::view::token(self.created)?,
             holds: self.value.holds.len() as u32,
@@ -177,7 +189,7 @@ impl Entry {
 
     pub(crate) fn waiter(&self) -> Waiter {
         Waiter {
-            owner: self.owner,
+            owner: self.value.owner,
             asker: self.value.asker.clone(),
             waiting_for: self.value.age(),
         }
@@ -203,10 +215,13 @@ mod tests {
                     "{dir} {other}"
                 );
             }
-            let owner = OwnerId::random();
-            let hold = HoldId::random();
-            let full = format!("{dir}{owner}/{hold}");
-            assert_eq!(names.read(full.as_bytes()), Some((key, owner, hold)));
+            for lease in [1, i64::MAX] {
+                let full = format!("{dir}{lease:016x}");
+                assert_eq!(names.read(full.as_bytes()), Some(key.clone()));
+            }
+            for foreign in ["", "x", "12/0123456789abcdef", "0123456789abcde/"] {
+                assert_eq!(names.read(format!("{dir}{foreign}").as_bytes()), None);
+            }
             seen.push(dir);
         }
     }

@@ -14,7 +14,8 @@ use crate::{
     error::contended,
     handle::Handle,
     keepalive::Alive,
-    record::{Entry, Name},
+    record::Name,
+    store::Read,
     view::{self, View},
 };
 
@@ -36,7 +37,7 @@ async fn renew_batch(handle: &Handle, claims: &[Claim]) -> Vec<Answer> {
             handle
                 .shared
                 .claims
-                .find(name.key())
+                .find(&name.id)
                 .filter(|k| k.state == State::Held)
         })
         .collect();
@@ -82,8 +83,8 @@ async fn renew_batch(handle: &Handle, claims: &[Claim]) -> Vec<Answer> {
                 end(handle, name, known).await
             }
             Some(known) => {
-                let entry = read.next().unwrap_or_else(|| Err(contended()));
-                quick(claim, ttl, known, alive.get(&known.lease), entry)
+                let read = read.next().unwrap_or_else(|| Err(contended()));
+                quick(claim, ttl, known, alive.get(&known.lease), read)
             }
         };
         answers.push(match quick {
@@ -123,20 +124,19 @@ fn quick(
     ttl: Ttl,
     known: &Known,
     alive: Option<&Result<Alive, StoreError>>,
-    entry: Result<Option<Entry>, StoreError>,
+    read: Result<Read, StoreError>,
 ) -> Option<Answer> {
-    match (alive?, entry) {
-        (Err(why), _) => Some(Err(StoreError::new(why.kind(), why.to_string()))),
-        (_, Err(why)) => Some(Err(why)),
-        (Ok(Alive::For(seconds)), Ok(Some(entry)))
-            if entry.has(claim.hold)
-                && entry.lease == known.lease
-                && seconds * 1000 >= ttl.as_millis() =>
-        {
-            Some(Ok(Renewal::Renewed { ttl }))
-        }
-        _ => None,
-    }
+    let alive = match alive? {
+        Ok(alive) => alive,
+        Err(why) => return Some(Err(StoreError::new(why.kind(), why.to_string()))),
+    };
+    let (entry, term) = match read {
+        Ok(Read { entry, term }) => (entry?, term),
+        Err(why) => return Some(Err(why)),
+    };
+    let is_long = matches!(alive, Alive::For(life) if life.is_enough(ttl, term));
+    let is_same = entry.has(claim) && entry.lease == known.lease;
+    (is_long && is_same).then_some(Ok(Renewal::Renewed { ttl }))
 }
 
 /// A renewal by itself, by what the store has.
@@ -144,47 +144,56 @@ async fn renew(handle: &Handle, claim: &Claim, name: &Name, ttl: Ttl) -> Answer 
     const TRIES: u32 = 32;
     let shared = &handle.shared;
     for _ in 0..TRIES {
-        let reads = || etcd_client::Txn::new().and_then(View::reads(name));
+        let before = shared.claims.find(&name.id);
+        let own = before.as_ref().and_then(Known::own_key);
+        let reads = || etcd_client::Txn::new().and_then(View::reads(name, own));
         let answer = handle.txn(reads).await?;
-        let view = View::read(&shared.names, &answer.value)?;
+        let view = View::read(&shared.names, &answer.value, own)?;
         let is_in_queue = view.own.is_some();
         let Some(entry) = view.first else {
             return Ok(gone(handle, name, false, true));
         };
-        if entry.owner != claim.owner || !entry.has(claim.hold) {
-            let taken_over = entry.owner != claim.owner;
+        if !entry.has(claim) {
+            let taken_over = !entry.is_of(claim);
             return Ok(gone(handle, name, taken_over, !is_in_queue && taken_over));
         }
-        let before = shared.claims.find(name.key());
-        let Alive::For(seconds) = handle.keep_alive(entry.lease).await? else {
+        let Alive::For(life) = handle.keep_alive(entry.lease).await? else {
             // The lease has just ended; the key goes with it.
             tokio::task::yield_now().await;
             continue;
         };
+        let before = before.as_ref();
         let mut known = Known {
             state: State::Held,
             key: entry.key.clone(),
+            is_own: before.is_some_and(|b| b.is_own && b.key == entry.key),
             lease: entry.lease,
             created: entry.created,
             modified: entry.modified,
             holds: entry.value.holds.len() as u32,
             stray: before.is_some_and(|b| b.stray && b.lease == entry.lease),
+            covered: None,
             handle: handle.number,
         };
         // A read after the keep-alive: the key may have gone before.
-        let longer = match seconds * 1000 >= ttl.as_millis() {
+        let longer = match life.seconds * 1000 >= ttl.as_millis() {
             true => None,
             false => Some(handle.lease(ttl).await?),
         };
         let Some(longer) = longer else {
-            match handle.read(&entry.key).await? {
+            let Read { entry: now, term } = handle.read(&entry.key).await?;
+            if life.is_doubtful(term) {
+                handle.doubt().await;
+                continue;
+            }
+            match now {
                 Some(now) if now.created == entry.created && now.lease == entry.lease => {
-                    if !now.has(claim.hold) {
+                    if !now.has(claim) {
                         continue;
                     }
                     known.modified = now.modified;
                     known.holds = now.value.holds.len() as u32;
-                    shared.claims.set(name.key(), known);
+                    shared.claims.set(&name.id, known);
                     return Ok(Renewal::Renewed { ttl });
                 }
                 _ => continue,
@@ -199,13 +208,11 @@ async fn renew(handle: &Handle, claim: &Claim, name: &Name, ttl: Ttl) -> Answer 
             .await;
         match moved {
             Ok(answer) if answer.value.succeeded() => {
-                if shared.leases.used(known.lease).is_some() {
-                    handle.give_back(known.lease, known.stray);
-                }
+                handle.left_behind(known.lease);
                 known.lease = longer.id;
                 known.stray = false;
                 known.modified = view::revision(&answer.value);
-                shared.claims.set(name.key(), known);
+                shared.claims.set(&name.id, known);
                 return Ok(Renewal::Renewed { ttl });
             }
             Ok(answer) => handle.give_back(longer.id, answer.repeated),
@@ -220,10 +227,10 @@ async fn renew(handle: &Handle, claim: &Claim, name: &Name, ttl: Ttl) -> Answer 
 
 /// The claim holds nothing; its lease, if it had one of its own, is of no use any more.
 fn gone(handle: &Handle, name: &Name, taken_over: bool, is_over: bool) -> Renewal {
-    let known = handle.shared.claims.find(name.key());
+    let known = handle.shared.claims.find(&name.id);
     if let Some(known) = known.filter(|k| k.state == State::Held) {
-        handle.shared.claims.forget(name.key());
-        if is_over && known.key == name.key() {
+        handle.shared.claims.forget(&name.id);
+        if is_over && known.is_own {
             handle.revoke_later(known.lease);
         }
     }

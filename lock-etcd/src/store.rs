@@ -3,7 +3,10 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use etcd_client::{Client, PutOptions, Txn, TxnOp, TxnOpResponse, TxnResponse};
+use etcd_client::{
+    Client, GetOptions, GetResponse, PutOptions, SortOrder, SortTarget, Txn, TxnOp, TxnOpResponse,
+    TxnResponse,
+};
 use futures_util::future::join;
 use lock_core::{
     Attempt, Busy, Capabilities, Claim, Clock, DistributedLock, FencingToken, Grant, LockInfo,
@@ -99,10 +102,11 @@ impl EtcdLock {
         self.handle.txn(txn).await
     }
 
-    async fn look(&self, name: &Name) -> Result<View, StoreError> {
-        let reads = || Txn::new().and_then(View::reads(name));
+    /// What there is at a lock; `own` is the claim's own key, if it has put one.
+    async fn look(&self, name: &Name, own: Option<&str>) -> Result<View, StoreError> {
+        let reads = || Txn::new().and_then(View::reads(name, own));
         let answer = self.txn(reads).await?;
-        View::read(&self.handle.shared.names, &answer.value)
+        View::read(&self.handle.shared.names, &answer.value, own)
     }
 
     /// The first attempt of a claim, or a repeat of one whose answer was lost; `None` when it is
@@ -119,131 +123,197 @@ impl EtcdLock {
         let again = lost
             .as_ref()
             .and_then(|known| shared.leases.used(known.lease));
-        let was_stray = again.is_some() && lost.is_some_and(|known| known.stray);
-        let lease = match again {
-            Some(lease) => lease,
-            None => self.handle.lease(ttl).await?,
+        let is_repeat = lost.is_some();
+        let was_stray = again.is_some() && lost.as_ref().is_some_and(|known| known.stray);
+        let lease = match (again, lost) {
+            (Some(lease), _) => lease,
+            (None, Some(known)) => {
+                // Whatever may still put its key comes too late from now on.
+                self.handle.revoke(known.lease).await?;
+                self.handle.lease(ttl).await?
+            }
+            (None, None) => self.handle.lease(ttl).await?,
         };
         let mut known = Known {
             state: State::Trying,
-            key: name.key().to_owned(),
+            key: name.key(lease.id),
+            is_own: true,
             lease: lease.id,
             created: 0,
             modified: 0,
             holds: 1,
             stray: true,
+            covered: None,
             handle: self.handle.number,
         };
-        shared.claims.set(name.key(), known.clone());
+        shared.claims.set(&name.id, known.clone());
 
-        let value = Value::new(claim).to_bytes();
         let sent = SystemClock.now();
-        let txn = self.txn(|| view::attempt(name, &value, lease.id, claim.queue));
-        let (answer, alive) = join(txn, self.freshened(lease, ttl, sent)).await;
+        let put = self.put(claim, name, lease.id, is_repeat);
+        let (answer, lease) = join(put, self.freshened(lease, ttl, sent)).await;
         let answer = match answer {
-            Ok(answer) => answer,
+            Ok(Put::Now(answer)) => answer,
+            Ok(Put::Before {
+                entry,
+                is_own,
+                repeated,
+            }) => {
+                self.handle.give_back(known.lease, was_stray || repeated);
+                known.state = State::Queued;
+                known.is_own = is_own;
+                known.lease = entry.lease;
+                known.created = entry.created;
+                known.modified = entry.modified;
+                known.key = entry.key;
+                shared.claims.set(&name.id, known);
+                return Ok(None);
+            }
             Err(failure) if failure.cure == Cure::Lease => {
-                shared.claims.forget(name.key());
-                self.handle.distrust_leases(lease.id);
+                shared.claims.forget(&name.id);
+                self.handle.distrust_leases(known.lease);
                 return Ok(None);
             }
             Err(failure) => {
                 // A server that is out of space refuses whatever might put something: but the
                 // claim may have its key already.
                 if failure.cure == Cure::Space {
-                    let view = self.look(name).await?;
-                    let is_mine = view.first.as_ref().is_some_and(|e| e.owner == claim.owner);
-                    if is_mine || view.own.is_some() {
-                        shared.claims.forget(name.key());
-                        self.handle.give_back(lease.id, true);
-                        return self.judge(claim, name, ttl, view, None).await;
+                    let view = self.look(name, known.own_key()).await?;
+                    if view.is_of(claim) || view.own.is_some() {
+                        return self.judge(claim, name, ttl, view, Some(known)).await;
                     }
                 }
                 if !failure.error.is_transient() {
-                    shared.claims.forget(name.key());
-                    self.handle.revoke_later(lease.id);
+                    shared.claims.forget(&name.id);
+                    self.handle.revoke_later(known.lease);
                 }
                 return Err(failure.error);
             }
         };
         known.stray = was_stray || answer.repeated;
-        if answer.value.succeeded() {
-            match alive? {
-                Alive::For(seconds) if seconds * 1000 >= ttl.as_millis() => {}
-                _ => {
-                    self.handle.revoke(lease.id).await?;
-                    shared.claims.forget(name.key());
-                    return Ok(None);
+        if !answer.value.succeeded() {
+            let view = View::read(&shared.names, &answer.value, known.own_key())?;
+            if let Ok(Some(lease)) = &lease {
+                known.covered = lease.end(view.term);
+            }
+            return self.judge(claim, name, ttl, view, Some(known)).await;
+        }
+        known.created = view::revision(&answer.value);
+        known.modified = known.created;
+        let term = view::term(answer.value.header());
+        match lease? {
+            Some(lease)
+                if lease
+                    .end(term)
+                    .is_some_and(|end| end >= sent + ttl.as_duration()) =>
+            {
+                self.grant(name, known, ttl).map(Some)
+            }
+            Some(lease) if lease.end(term).is_none() => self.prove(claim, name, ttl, known).await,
+            _ => {
+                self.handle.revoke(known.lease).await?;
+                shared.claims.forget(&name.id);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Puts the claim's key if the lock is free, or queues it: at once if others are known to be
+    /// at the lock, or when they are found there.
+    async fn put(
+        &self,
+        claim: &Claim,
+        name: &Name,
+        lease: i64,
+        is_repeat: bool,
+    ) -> Result<Put, Failure> {
+        let wakeup = &self.handle.wakeup;
+        let value = Value::new(claim).to_bytes();
+        let mut whole = is_repeat || wakeup.is_taken(name.lock());
+        let mut repeated = false;
+        loop {
+            if whole && claim.queue && !is_repeat && !wakeup.is_new(name.lock(), claim.owner) {
+                // It may have a place by another process, or its owner may hold the lock.
+                let all = self.handle.read_lock(name.lock()).await?;
+                let is_mine = |(place, entry): &(usize, Entry)| {
+                    entry.has(claim) || *place == 0 && entry.is_of(claim)
+                };
+                let found = all.into_iter().enumerate().find(is_mine);
+                if let Some((place, entry)) = found {
+                    let is_own = place > 0;
+                    return Ok(Put::Before {
+                        entry,
+                        is_own,
+                        repeated,
+                    });
                 }
             }
-            known.state = State::Held;
-            known.created = view::revision(&answer.value);
-            known.modified = known.created;
-            return self.grant(name, known, ttl).map(Some);
+            let txn = || match whole {
+                false => view::attempt(name, &value, lease),
+                true => view::attempt_or_queue(name, &value, lease, claim.queue),
+            };
+            let mut answer = self.txn(txn).await?;
+            repeated |= answer.repeated;
+            if whole || answer.value.succeeded() {
+                answer.repeated = repeated;
+                return Ok(Put::Now(answer));
+            }
+            whole = true;
         }
-        let view = View::read(&shared.names, &answer.value)?;
-        self.judge(claim, name, ttl, view, Some(known)).await
     }
 
-    /// The lease runs for the ttl from `sent` on, by a keep-alive if that is not known.
-    async fn freshened(&self, lease: Lease, ttl: Ttl, sent: Moment) -> Result<Alive, StoreError> {
+    /// The lease as it runs for the ttl from `sent` on, by a keep-alive if that is not known;
+    /// `None` when it is gone.
+    async fn freshened(
+        &self,
+        lease: Lease,
+        ttl: Ttl,
+        sent: Moment,
+    ) -> Result<Option<Lease>, StoreError> {
         if lease.covers(ttl, sent) {
-            return Ok(Alive::For(lease.seconds));
+            return Ok(Some(lease));
         }
-        self.handle.keep_alive(lease.id).await
+        Ok(match self.handle.keep_alive(lease.id).await? {
+            Alive::For(life) => Some(lease.with(sent, life)),
+            Alive::Gone => None,
+        })
     }
 
-    /// What a claim gets that found others, or itself, at the lock. `fresh` is set when it has
-    /// just tried with a lease.
+    /// What a claim gets that found others, or itself, at the lock. `known` says what it has put.
     async fn judge(
         &self,
         claim: &Claim,
         name: &Name,
         ttl: Ttl,
         mut view: View,
-        fresh: Option<Known>,
+        known: Option<Known>,
     ) -> Result<Option<Attempt>, StoreError> {
         let Handle { shared, .. } = &*self.handle;
-        let is_mine = |view: &View| view.first.as_ref().is_some_and(|e| e.owner == claim.owner);
-        let mut place = view.own;
-        if let Some(known) = &fresh
-            && claim.queue
-            && place.is_none()
-            && !is_mine(&view)
-        {
-            // Another claim of the owner is in the queue already.
-            let value = Value::new(claim).to_bytes();
-            let answer = self
-                .txn(|| view::enqueue(name, &value, known.lease))
-                .await?;
-            view = View::read(&shared.names, &answer.value)?;
-            place = view.own;
+        if let Some(known) = known.filter(|known| known.is_own) {
+            match view.own {
+                Some(place) => shared.claims.set(
+                    &name.id,
+                    Known {
+                        state: State::Queued,
+                        lease: place.lease,
+                        created: place.created,
+                        modified: place.created,
+                        holds: 1,
+                        ..known
+                    },
+                ),
+                // It was not put, or it is gone.
+                None => {
+                    let is_clean = known.state == State::Trying && !known.stray;
+                    self.handle.give_back(known.lease, !is_clean);
+                    shared.claims.forget(&name.id);
+                }
+            }
         }
-        if let Some(known) = &fresh
-            && place.is_none_or(|place| place.lease != known.lease)
-        {
-            self.handle.give_back(known.lease, known.stray);
-            shared.claims.forget(name.key());
-        }
-        if let Some(place) = place {
-            let known = fresh.or_else(|| shared.claims.find(name.key()));
-            shared.claims.set(
-                name.key(),
-                Known {
-                    state: State::Queued,
-                    key: name.key().to_owned(),
-                    lease: place.lease,
-                    created: place.created,
-                    modified: place.created,
-                    holds: 1,
-                    stray: known.is_some_and(|known| known.stray),
-                    handle: self.handle.number,
-                },
-            );
-        }
-        match view.first.take_if(|first| first.owner == claim.owner) {
-            Some(first) => self.enter(claim, name, ttl, first).await,
-            None if place.is_none() && is_undecided(claim, &view) => Ok(None),
+        let is_queued = view.own.is_some();
+        match view.first.take_if(|first| first.is_of(claim)) {
+            Some(first) => self.enter(claim, name, ttl, first, view.term).await,
+            // One that queues needs a place.
+            None if !is_queued && (claim.queue || view.first.is_none()) => Ok(None),
             None => self
                 .busy(name, &view)
                 .await
@@ -272,16 +342,24 @@ impl EtcdLock {
         name: &Name,
         ttl: Ttl,
         mut entry: Entry,
+        mut term: u64,
     ) -> Result<Option<Attempt>, StoreError> {
         let Handle { shared, .. } = &*self.handle;
         for _ in 0..TRIES {
-            let before = shared.claims.find(name.key());
-            let Alive::For(seconds) = self.handle.keep_alive(entry.lease).await? else {
-                return Ok(None);
+            let before = shared.claims.find(&name.id).filter(|known| known.is_own);
+            let is_own = before.as_ref().is_some_and(|b| b.key == entry.key);
+            let life = match self.handle.keep_alive(entry.lease).await? {
+                Alive::For(life) => life,
+                Alive::Gone => return Ok(None),
             };
+            if life.is_doubtful(term) {
+                self.handle.doubt().await;
+                continue;
+            }
             let mut known = Known {
                 state: State::Held,
                 key: entry.key.clone(),
+                is_own,
                 lease: entry.lease,
                 created: entry.created,
                 modified: entry.modified,
@@ -289,27 +367,32 @@ impl EtcdLock {
                 stray: before
                     .as_ref()
                     .is_some_and(|b| b.stray && b.lease == entry.lease),
+                covered: None,
                 handle: self.handle.number,
             };
-            let is_long = seconds * 1000 >= ttl.as_millis();
-            if is_long && entry.has(claim.hold) {
+            // Its own place in the queue, if it has one, goes with the same transaction.
+            let own = before.filter(|b| b.key != entry.key);
+            let is_long = life.is_enough(ttl, term);
+            if is_long && entry.has(claim) {
+                if let Some(own) = own {
+                    self.handle.revoke_later(own.lease);
+                }
                 return self.grant(name, known, ttl).map(Some);
             }
-            if !entry.has(claim.hold) {
+            if !entry.has(claim) {
                 entry.value.holds.push(claim.hold);
             }
             let longer = match is_long {
                 true => None,
                 false => Some(self.handle.lease(ttl).await?),
             };
-            // Its own place in the queue, if it has one, goes with the same transaction.
-            let own = before.filter(|b| b.key == name.key() && entry.key != name.key());
             let answer = self
                 .txn(|| {
                     let mut to = vec![put(&entry, longer)];
-                    if own.is_some() {
-                        to.push(TxnOp::delete(name.key(), None));
-                    }
+                    to.extend(
+                        own.as_ref()
+                            .map(|own| TxnOp::delete(own.key.as_str(), None)),
+                    );
                     view::change(&entry.key, entry.modified, to)
                 })
                 .await;
@@ -327,9 +410,7 @@ impl EtcdLock {
                     self.handle.give_back(own.lease, own.stray);
                 }
                 if let Some(longer) = longer {
-                    if shared.leases.used(known.lease).is_some() {
-                        self.handle.give_back(known.lease, known.stray);
-                    }
+                    self.handle.left_behind(known.lease);
                     known.lease = longer.id;
                     known.stray = false;
                 }
@@ -340,6 +421,7 @@ impl EtcdLock {
             if let Some(longer) = longer {
                 self.handle.give_back(longer.id, answer.repeated);
             }
+            term = view::term(answer.value.header());
             match view::found(&shared.names, &answer.value)? {
                 Some(now) => entry = now,
                 None => return Ok(None),
@@ -354,55 +436,73 @@ impl EtcdLock {
             ttl,
             holds: known.holds,
         };
-        self.handle.shared.claims.set(name.key(), known);
+        let known = Known {
+            state: State::Held,
+            ..known
+        };
+        self.handle.shared.claims.set(&name.id, known);
         Ok(Attempt::Granted(grant))
     }
 
     /// The claim is the first of the queue by all that was heard: it takes its turn if its key
     /// and its lease are alive.
+    ///
+    /// Its key was alive when that of the one before it was deleted: the server tells of both in
+    /// the order of its history. So no request is needed while the lease cannot have ended since.
     async fn take_turn(
+        &self,
+        claim: &Claim,
+        name: &Name,
+        ttl: Ttl,
+        known: Known,
+    ) -> Result<Option<Attempt>, StoreError> {
+        let needed = SystemClock.now() + ttl.as_duration();
+        if known.covered.is_some_and(|end| end >= needed) {
+            return self.grant(name, known, ttl).map(Some);
+        }
+        self.prove(claim, name, ttl, known).await
+    }
+
+    /// Grants the lock if the claim's key and its lease are alive.
+    async fn prove(
         &self,
         claim: &Claim,
         name: &Name,
         ttl: Ttl,
         mut known: Known,
     ) -> Result<Option<Attempt>, StoreError> {
-        let Handle { shared, .. } = &*self.handle;
-        let sent = SystemClock.now();
-        let lease = shared.leases.used(known.lease);
-        let alive = async {
-            match lease {
-                Some(lease) => self.freshened(lease, ttl, sent).await,
-                None => self.handle.keep_alive(known.lease).await,
-            }
-        };
-        let (entry, alive) = join(self.handle.read(name.key()), alive).await;
-        match (entry?, alive?) {
-            (Some(entry), Alive::For(seconds))
-                if entry.lease == known.lease && seconds * 1000 >= ttl.as_millis() =>
-            {
-                if !entry.has(claim.hold) {
-                    return self.enter(claim, name, ttl, entry).await;
+        for _ in 0..TRIES {
+            let alive = self.handle.keep_alive(known.lease);
+            let (read, alive) = join(self.handle.read(&known.key), alive).await;
+            let Read { entry, term } = read?;
+            let (entry, life) = match (entry, alive?) {
+                (Some(entry), Alive::For(life)) => (entry, life),
+                _ => {
+                    self.lose(name, known).await?;
+                    return Ok(None);
                 }
-                known.state = State::Held;
-                known.modified = entry.modified;
-                known.holds = entry.value.holds.len() as u32;
-                self.grant(name, known, ttl).map(Some)
+            };
+            if life.is_doubtful(term) {
+                self.handle.doubt().await;
+                continue;
             }
-            (Some(entry), Alive::For(_)) => self.enter(claim, name, ttl, entry).await,
-            _ => {
-                self.lose(name, known).await?;
-                Ok(None)
+            let is_same = entry.lease == known.lease && entry.has(claim);
+            if !is_same || !life.is_enough(ttl, term) {
+                return self.enter(claim, name, ttl, entry, term).await;
             }
+            known.modified = entry.modified;
+            known.holds = entry.value.holds.len() as u32;
+            return self.grant(name, known, ttl).map(Some);
         }
+        Err(contended())
     }
 
     /// The claim's key is gone: whatever may still put it comes too late from now on.
     async fn lose(&self, name: &Name, known: Known) -> Result<(), StoreError> {
-        if known.key == name.key() {
+        if known.is_own {
             self.handle.revoke(known.lease).await?;
         }
-        self.handle.shared.claims.forget(name.key());
+        self.handle.shared.claims.forget(&name.id);
         Ok(())
     }
 
@@ -410,82 +510,61 @@ impl EtcdLock {
     async fn release_found(&self, claim: &Claim, name: &Name) -> Result<Release, StoreError> {
         let Handle { shared, .. } = &*self.handle;
         for _ in 0..TRIES {
-            let known = shared.claims.find(name.key());
-            let view = self.look(name).await?;
-            let place = view.own;
-            let held = view
-                .first
-                .filter(|e| e.owner == claim.owner && e.has(claim.hold));
-            let (key, modified, mut entry) = match (held, place) {
-                (Some(entry), _) => (entry.key.clone(), entry.modified, Some(entry)),
-                (None, Some(place)) => {
-                    match self.handle.read(name.key()).await? {
-                        // The others' holds are under the name of the one that came first.
-                        Some(entry) if !entry.has(claim.hold) => (String::new(), 0, None),
-                        Some(entry) => (
-                            name.key().to_owned(),
-                            entry.modified.max(place.created),
-                            None,
-                        ),
-                        None => continue,
-                    }
-                }
-                (None, None) => (String::new(), 0, None),
-            };
-            if key.is_empty() {
-                if let Some(known) = shared.claims.forget(name.key())
-                    && known.key == name.key()
-                    && place.is_none()
-                {
+            let known = shared.claims.find(&name.id);
+            let all = self.handle.read_lock(name.lock()).await?;
+            let first = all.first().map_or(0, |first| first.created);
+            let mut mine = all.into_iter().filter(|entry| entry.has(claim));
+            let Some(mut entry) = mine.next() else {
+                shared.claims.forget(&name.id);
+                if let Some(known) = known.filter(|known| known.is_own) {
                     self.handle.revoke_later(known.lease);
                 }
                 return Ok(Release::NotHeld);
-            }
-            if let Some(entry) = &mut entry {
-                entry.value.holds.retain(|hold| *hold != claim.hold);
-            }
-            let left = entry.as_ref().map_or(0, |entry| entry.value.holds.len());
-            let own_place = place.filter(|_| key != name.key());
+            };
+            // Places in the queue beside the hold.
+            let rest: Vec<_> = mine.collect();
+            entry.value.holds.retain(|hold| *hold != claim.hold);
+            let left = entry.value.holds.len() as u32;
             let answer = self
                 .txn(|| {
-                    let mut to = match &entry {
-                        Some(entry) if left > 0 => vec![put(entry, None)],
-                        _ => vec![TxnOp::delete(key.as_str(), None)],
-                    };
-                    if own_place.is_some() {
-                        to.push(TxnOp::delete(name.key(), None));
-                    }
-                    view::change(&key, modified, to)
+                    let mut to = vec![match left {
+                        0 => TxnOp::delete(entry.key.as_str(), None),
+                        _ => put(&entry, None),
+                    }];
+                    to.extend(rest.iter().map(|e| TxnOp::delete(e.key.as_str(), None)));
+                    view::change(&entry.key, entry.modified, to)
                 })
                 .await?;
             if !answer.value.succeeded() {
                 continue;
             }
-            shared.claims.forget(name.key());
-            let stray = known.is_some_and(|known| known.stray);
-            for lease in own_place
-                .map(|place| place.lease)
-                .into_iter()
-                .chain((left == 0).then(|| {
-                    entry
-                        .as_ref()
-                        .map_or(place.map_or(0, |p| p.lease), |e| e.lease)
-                }))
-            {
-                self.handle.give_back(lease, stray);
+            shared.claims.forget(&name.id);
+            let is_held = entry.created == first;
+            let ended = (left == 0).then_some(entry);
+            for Entry { lease, .. } in rest.into_iter().chain(ended) {
+                let stray = |known: &Known| known.stray && known.lease == lease;
+                self.handle
+                    .give_back(lease, known.as_ref().is_some_and(stray));
             }
-            return Ok(match entry {
-                Some(_) => Release::Released { holds: left as u32 },
-                None => Release::Withdrawn,
+            return Ok(match is_held {
+                true => Release::Released { holds: left },
+                false => Release::Withdrawn,
             });
         }
         Err(contended())
     }
 }
 
-/// Whether a claim without a place has to try again: one that queues needs a place.
-fn is_undecided(claim: &Claim, view: &View) -> bool {
-    claim.queue || view.first.is_none()
+/// What became of an attempt.
+enum Put {
+    Now(Answer<TxnResponse>),
+    /// The claim was at the lock already, or can enter it.
+    Before {
+        entry: Entry,
+        /// It is the claim's own key, in the queue.
+        is_own: bool,
+        repeated: bool,
+    },
 }
 
 fn put(entry: &Entry, lease: Option<Lease>) -> TxnOp {
@@ -507,19 +586,21 @@ impl DistributedLock for EtcdLock {
         let name = shared.names.of(claim);
         let ttl = self.granted(claim.ttl);
         for _ in 0..TRIES {
-            let tried = match shared.claims.find(name.key()) {
+            let tried = match shared.claims.find(&name.id) {
                 None => self.attempt(claim, &name, ttl, None).await?,
                 Some(known)
                     if known.state == State::Queued
-                        && self.handle.wakeup.is_first(&name, known.created) =>
+                        && self
+                            .handle
+                            .wakeup
+                            .is_first(name.lock(), &known.key, known.created) =>
                 {
                     self.take_turn(claim, &name, ttl, known).await?
                 }
                 Some(known) => {
-                    let view = self.look(&name).await?;
-                    let is_mine = view.first.as_ref().is_some_and(|e| e.owner == claim.owner);
-                    if is_mine || view.own.is_some() {
-                        self.judge(claim, &name, ttl, view, None).await?
+                    let view = self.look(&name, known.own_key()).await?;
+                    if view.is_of(claim) || view.own.is_some() {
+                        self.judge(claim, &name, ttl, view, Some(known)).await?
                     } else if known.state == State::Trying {
                         self.attempt(claim, &name, ttl, Some(known)).await?
                     } else {
@@ -543,18 +624,14 @@ impl DistributedLock for EtcdLock {
     async fn release(&self, claim: &Claim) -> Result<Release, StoreError> {
         let Handle { shared, .. } = &*self.handle;
         let name = shared.names.of(claim);
-        let known = shared.claims.find(name.key());
-        let Some(known) = known.filter(|known| {
-            known.state != State::Trying && known.holds == 1 && known.key == name.key()
-        }) else {
+        let known = shared.claims.find(&name.id);
+        let is_sure = |known: &Known| known.state != State::Trying && known.holds == 1;
+        let Some(known) = known.filter(|known| known.is_own && is_sure(known)) else {
             return self.release_found(claim, &name).await;
         };
         let delete = || {
-            view::change(
-                name.key(),
-                known.modified,
-                [TxnOp::delete(name.key(), None)],
-            )
+            let delete = TxnOp::delete(known.key.as_str(), None);
+            view::change(&known.key, known.modified, [delete])
         };
         let answer = self.txn(delete).await?;
         // Not found, after a copy of the request that was not answered: that one has done it.
@@ -563,7 +640,7 @@ impl DistributedLock for EtcdLock {
         if !is_done {
             return self.release_found(claim, &name).await;
         }
-        shared.claims.forget(name.key());
+        shared.claims.forget(&name.id);
         self.handle.give_back(known.lease, known.stray);
         Ok(match known.state {
             State::Held => Release::Released { holds: 0 },
@@ -574,9 +651,11 @@ impl DistributedLock for EtcdLock {
     async fn wait(&self, claim: &Claim, _busy: &Busy) {
         let Handle { shared, wakeup, .. } = &*self.handle;
         let name = shared.names.of(claim);
-        if let Some(known) = shared.claims.find(name.key()) {
-            let _interest = self.handle.interest(name.key());
-            wakeup.wait(&name, known.created).await;
+        if let Some(known) = shared.claims.find(&name.id) {
+            let _interest = self.handle.interest(&name.id);
+            wakeup
+                .wait(name.lock(), claim.owner, known.key, known.created)
+                .await;
         }
     }
 
@@ -650,17 +729,35 @@ impl Handle {
     }
 
     /// A key, read linearizably.
-    pub(crate) async fn read(&self, key: &str) -> Result<Option<Entry>, StoreError> {
+    pub(crate) async fn read(&self, key: &str) -> Result<Read, StoreError> {
+        let get = self.get(key, None).await?;
+        Ok(Read {
+            entry: view::only(&self.shared.names, &get)?,
+            term: view::term(get.header()),
+        })
+    }
+
+    /// All keys of a lock, in the order of their creation.
+    async fn read_lock(&self, lock: &str) -> Result<Vec<Entry>, Failure> {
+        let in_order = GetOptions::new()
+            .with_prefix()
+            .with_sort(SortTarget::Create, SortOrder::Ascend);
+        let get = self.get(lock, Some(in_order)).await?;
+        let entries = get.kvs().iter().map(|kv| self.shared.names.entry(kv));
+        Ok(entries.collect::<Result<_, _>>()?)
+    }
+
+    async fn get(&self, key: &str, options: Option<GetOptions>) -> Result<GetResponse, StoreError> {
         let get = self.connection.call(|client| {
             let mut kv = client.kv_client();
-            let key = key.to_owned();
-            async move { kv.get(key, None).await }
+            let (key, options) = (key.to_owned(), options.clone());
+            async move { kv.get(key, options).await }
         });
-        view::only(&self.shared.names, &get.await?)
+        Ok(get.await?)
     }
 
     /// Several keys, read at one revision.
-    pub(crate) async fn read_all(&self, keys: &[String]) -> Result<Vec<Option<Entry>>, StoreError> {
+    pub(crate) async fn read_all(&self, keys: &[String]) -> Result<Vec<Read>, StoreError> {
         let gets = || {
             let gets: Vec<_> = keys
                 .iter()
@@ -669,14 +766,24 @@ impl Handle {
             Txn::new().and_then(gets)
         };
         let answer = self.txn(gets).await?;
+        let term = view::term(answer.value.header());
         let read = answer
             .value
             .op_responses()
             .into_iter()
             .map(|read| match read {
-                TxnOpResponse::Get(get) => view::only(&self.shared.names, &get),
+                TxnOpResponse::Get(get) => Ok(Read {
+                    entry: view::only(&self.shared.names, &get)?,
+                    term,
+                }),
                 _ => Err(strange()),
             });
         read.collect()
     }
+}
+
+/// A key as it was read, or that there is none, and the raft term of the member that said so.
+pub(crate) struct Read {
+    pub(crate) entry: Option<Entry>,
+    pub(crate) term: u64,
 }

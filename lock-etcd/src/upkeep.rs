@@ -138,7 +138,7 @@ async fn round(
     join_all(due.into_iter().map(async |lease| {
         let sent = SystemClock.now();
         match renewals.renew(lease).await {
-            Ok(Alive::For(seconds)) => shared.leases.kept_alive(lease, sent, Some(seconds)),
+            Ok(Alive::For(life)) => shared.leases.kept_alive(lease, sent, Some(life)),
             Ok(Alive::Gone) => shared.leases.kept_alive(lease, sent, None),
             Err(why) => tracing::debug!(%why, "a lease could not be kept alive"),
         }

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use etcd_client::{
-    Compare, CompareOp, GetOptions, GetResponse, PutOptions, SortOrder, SortTarget, Txn, TxnOp,
-    TxnOpResponse, TxnResponse,
+    Compare, CompareOp, GetOptions, GetResponse, PutOptions, ResponseHeader, SortOrder, SortTarget,
+    Txn, TxnOp, TxnOpResponse, TxnResponse,
 };
-use lock_core::{Busy, FencingToken, StoreError};
+use lock_core::{Busy, Claim, FencingToken, StoreError};
 
 use crate::{
     error::strange,
@@ -22,6 +22,8 @@ pub(crate) struct View {
     /// How many keys there are.
     pub(crate) count: u32,
     pub(crate) revision: i64,
+    /// The raft term of the member that answered.
+    pub(crate) term: u64,
 }
 
 /// The place of a claim's own key.
@@ -33,26 +35,44 @@ pub(crate) struct Place {
 
 impl View {
     /// What [`View::read`] reads: the first key of a lock, of how many, and the claim's own.
-    pub(crate) fn reads(name: &Name) -> [TxnOp; 2] {
-        let own = GetOptions::new().with_keys_only();
-        [first(name.lock()), TxnOp::get(name.key(), Some(own))]
+    pub(crate) fn reads(name: &Name, own: Option<&str>) -> Vec<TxnOp> {
+        let mut reads = vec![first(name.lock())];
+        reads.extend(own.map(|own| {
+            let options = GetOptions::new().with_keys_only();
+            TxnOp::get(own, Some(options))
+        }));
+        reads
     }
 
     /// Reads the answer to a transaction that ends with [`View::reads`].
-    pub(crate) fn read(names: &Names, response: &TxnResponse) -> Result<Self, StoreError> {
+    pub(crate) fn read(
+        names: &Names,
+        response: &TxnResponse,
+        own: Option<&str>,
+    ) -> Result<Self, StoreError> {
         let responses = response.op_responses();
-        let [.., TxnOpResponse::Get(first), TxnOpResponse::Get(own)] = responses.as_slice() else {
-            return Err(strange());
+        let (first, own) = match (responses.as_slice(), own) {
+            ([.., TxnOpResponse::Get(first)], None) => (first, None),
+            ([.., TxnOpResponse::Get(first), TxnOpResponse::Get(own)], Some(_)) => {
+                (first, own.kvs().first())
+            }
+            _ => return Err(strange()),
         };
         Ok(Self {
             first: only(names, first)?,
-            own: own.kvs().first().map(|kv| Place {
+            own: own.map(|kv| Place {
                 created: kv.create_revision(),
                 lease: kv.lease(),
             }),
             count: u32::try_from(first.count()).unwrap_or(u32::MAX),
             revision: revision(response),
+            term: term(response.header()),
         })
+    }
+
+    /// Whether the owner of a claim holds the lock.
+    pub(crate) fn is_of(&self, claim: &Claim) -> bool {
+        self.first.as_ref().is_some_and(|first| first.is_of(claim))
     }
 
     /// What a claim is told that does not hold the lock. `position` counts the keys up to its
@@ -83,29 +103,37 @@ pub(crate) fn first(lock: &str) -> TxnOp {
     TxnOp::get(lock, Some(options))
 }
 
-/// One attempt: puts the claim's key if the lock is free; if it is not and the claim queues, puts
-/// it if the owner has no key yet; and reads what there is.
-pub(crate) fn attempt(name: &Name, value: &[u8], lease: i64, queue: bool) -> Txn {
-    let free = Compare::create_revision(name.lock(), CompareOp::Equal, 0).with_prefix();
-    let put = || TxnOp::put(name.key(), value, Some(PutOptions::new().with_lease(lease)));
-    let mut otherwise = Vec::with_capacity(3);
-    if queue {
-        let stranger = Compare::create_revision(name.owner(), CompareOp::Equal, 0).with_prefix();
-        otherwise.push(TxnOp::txn(Txn::new().when([stranger]).and_then([put()])));
-    }
-    otherwise.extend(View::reads(name));
-    Txn::new().when([free]).and_then([put()]).or_else(otherwise)
+/// The short attempt: puts the claim's key if the lock is free. Most locks are, and etcd's time
+/// for a transaction grows with what it says.
+pub(crate) fn attempt(name: &Name, value: &[u8], lease: i64) -> Txn {
+    let put = TxnOp::put(name.key(lease), value, Some(on(lease)));
+    Txn::new().when([is_free(name)]).and_then([put])
 }
 
-/// A place in the queue beside another claim of the same owner.
-pub(crate) fn enqueue(name: &Name, value: &[u8], lease: i64) -> Txn {
-    let missing = Compare::create_revision(name.key(), CompareOp::Equal, 0);
-    let put = TxnOp::put(name.key(), value, Some(PutOptions::new().with_lease(lease)));
-    let [first, own] = View::reads(name);
+/// The whole attempt: puts the claim's key if the lock is free; if it is not and the claim queues,
+/// puts it all the same, and reads what there is.
+pub(crate) fn attempt_or_queue(name: &Name, value: &[u8], lease: i64, queue: bool) -> Txn {
+    let own = name.key(lease);
+    let put = || TxnOp::put(own.as_str(), value, Some(on(lease)));
+    let mut otherwise = Vec::with_capacity(3);
+    if queue {
+        // Not once more, for its place is by when it was created.
+        let missing = Compare::create_revision(own.as_str(), CompareOp::Equal, 0);
+        otherwise.push(TxnOp::txn(Txn::new().when([missing]).and_then([put()])));
+    }
+    otherwise.extend(View::reads(name, Some(&own)));
     Txn::new()
-        .when([missing])
-        .and_then([put, first, own])
-        .or_else(View::reads(name))
+        .when([is_free(name)])
+        .and_then([put()])
+        .or_else(otherwise)
+}
+
+fn is_free(name: &Name) -> Compare {
+    Compare::create_revision(name.lock(), CompareOp::Equal, 0).with_prefix()
+}
+
+fn on(lease: i64) -> PutOptions {
+    PutOptions::new().with_lease(lease)
 }
 
 /// Changes a key if it is as it was read; reads it otherwise.
@@ -133,9 +161,11 @@ pub(crate) fn only(names: &Names, get: &GetResponse) -> Result<Option<Entry>, St
 }
 
 pub(crate) fn revision(response: &TxnResponse) -> i64 {
-    response
-        .header()
-        .map_or(0, etcd_client::ResponseHeader::revision)
+    response.header().map_or(0, ResponseHeader::revision)
+}
+
+pub(crate) fn term(header: Option<&ResponseHeader>) -> u64 {
+    header.map_or(0, ResponseHeader::raft_term)
 }
 
 pub(crate) fn token(created: i64) -> Result<FencingToken, StoreError> {

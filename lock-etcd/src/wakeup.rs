@@ -10,12 +10,15 @@ use std::{
     time::Duration,
 };
 
-use etcd_client::{Event, EventType, GetOptions, WatchOptions, WatchRequestSender, WatchResponse};
+use etcd_client::{
+    Event, EventType, GetOptions, KeyValue, WatchOptions, WatchRequestSender, WatchResponse,
+};
 use futures_util::{
     FutureExt,
     future::BoxFuture,
     stream::{FuturesUnordered, StreamExt},
 };
+use lock_core::OwnerId;
 use parking_lot::Mutex;
 use rand::random_range;
 use tokio::{
@@ -29,7 +32,7 @@ use tokio::{
 use crate::{
     connection::{Connection, Open},
     error::{Cure, Failure},
-    record::Name,
+    record,
 };
 
 /// How long a lock is watched on after its last waiter.
@@ -60,8 +63,8 @@ struct State {
 struct Watched {
     /// Nothing while the watch is not confirmed.
     order: Option<Order>,
-    /// By the names of their keys.
-    waiting: BTreeMap<String, Waiting>,
+    /// By their owners and the names of their keys.
+    waiting: BTreeMap<(OwnerId, String), Waiting>,
     used: Instant,
     /// Events that came before the read.
     early: Vec<Change>,
@@ -78,23 +81,39 @@ struct Waiting {
 #[derive(Debug, Default)]
 struct Order {
     revision: i64,
-    keys: BTreeMap<i64, String>,
+    keys: BTreeMap<i64, Place>,
     created: HashMap<String, i64>,
 }
 
 #[derive(Clone, Debug)]
-struct Change {
+struct Place {
     key: String,
+    /// Whose it is; `None` for what this crate did not write.
+    owner: Option<OwnerId>,
+}
+
+#[derive(Clone, Debug)]
+struct Change {
+    place: Place,
     revision: i64,
     /// `None` when it was deleted.
     created: Option<i64>,
+}
+
+impl Place {
+    fn of(kv: &KeyValue) -> Option<Self> {
+        Some(Self {
+            key: kv.key_str().ok()?.to_owned(),
+            owner: record::owner(kv),
+        })
+    }
 }
 
 impl Change {
     fn of(event: &Event) -> Option<Self> {
         let kv = event.kv()?;
         Some(Self {
-            key: kv.key_str().ok()?.to_owned(),
+            place: Place::of(kv)?,
             revision: kv.mod_revision(),
             created: (event.event_type() == EventType::Put).then(|| kv.create_revision()),
         })
@@ -106,33 +125,33 @@ impl Order {
         if change.revision < self.revision {
             return;
         }
-        if let Some(old) = self.created.remove(&change.key) {
+        let Place { key, .. } = &change.place;
+        if let Some(old) = self.created.remove(key) {
             self.keys.remove(&old);
         }
         if let Some(created) = change.created {
-            self.keys.insert(created, change.key.clone());
-            self.created.insert(change.key.clone(), created);
+            self.put(created, change.place.clone());
         }
         self.revision = change.revision;
     }
 
-    fn first(&self) -> Option<&str> {
-        self.keys.values().next().map(String::as_str)
+    fn put(&mut self, created: i64, place: Place) {
+        self.created.insert(place.key.clone(), created);
+        self.keys.insert(created, place);
     }
 
-    /// Whether the waiter of a key has reason to try: it is the first, or of the same owner, or
-    /// its key is gone.
-    fn calls(&self, key: &str, created: i64) -> bool {
+    fn first(&self) -> Option<&Place> {
+        self.keys.values().next()
+    }
+
+    /// Whether a waiter has reason to try: its key is the first, or one of its owner's is, or its
+    /// key is gone.
+    fn calls(&self, (owner, key): &(OwnerId, String), created: i64) -> bool {
         match self.first() {
-            Some(first) if owner_of(first) == owner_of(key) => true,
+            Some(first) if first.owner == Some(*owner) => true,
             _ => self.revision >= created && self.created.get(key) != Some(&created),
         }
     }
-}
-
-/// A key without its hold.
-fn owner_of(key: &str) -> &str {
-    key.rsplit_once('/').map_or(key, |(owner, _)| owner)
 }
 
 impl Watched {
@@ -147,8 +166,8 @@ impl Watched {
 
     fn call_all(&self) {
         let Some(order) = &self.order else { return };
-        for (key, waiting) in &self.waiting {
-            if order.calls(key, waiting.created) {
+        for (who, waiting) in &self.waiting {
+            if order.calls(who, waiting.created) {
                 waiting.turn.notify_one();
             }
         }
@@ -159,24 +178,32 @@ impl Watched {
             self.early.extend(changes);
             return;
         };
-        let before = order.first().map(str::to_owned);
-        for change in &changes {
-            order.apply(change);
+        let key_of = |order: &Order| order.first().map(|first| first.key.clone());
+        let before = key_of(order);
+        let mut deleted = Vec::new();
+        for change in changes {
+            order.apply(&change);
+            if change.created.is_none() {
+                deleted.push(change.place.key);
+            }
         }
-        for change in changes.iter().filter(|change| change.created.is_none()) {
-            if let Some(waiting) = self.waiting.get(&change.key) {
-                waiting.turn.notify_one();
+        if !deleted.is_empty() {
+            // One's own may be among them.
+            for ((_, key), waiting) in &self.waiting {
+                if deleted.contains(key) {
+                    waiting.turn.notify_one();
+                }
             }
         }
         let Some(first) = order.first() else { return };
-        if before.as_deref() == Some(first) {
+        let Some(owner) = first.owner.filter(|_| before.as_ref() != Some(&first.key)) else {
             return;
-        }
-        let owner = owner_of(first);
-        for (key, waiting) in self.waiting.range(owner.to_owned()..) {
-            if owner_of(key) != owner {
-                break;
-            }
+        };
+        for ((_, _), waiting) in self
+            .waiting
+            .range((owner, String::new())..)
+            .take_while(|((other, _), _)| *other == owner)
+        {
             waiting.turn.notify_one();
         }
     }
@@ -190,27 +217,40 @@ impl Wakeup {
         }
     }
 
+    /// Whether somebody is known to be at the lock.
+    pub(crate) fn is_taken(&self, lock: &str) -> bool {
+        let state = self.hub.0.lock();
+        let order = state.locks.get(lock).and_then(|l| l.order.as_ref());
+        order.is_some_and(|order| !order.keys.is_empty())
+    }
+
+    /// Whether all keys of the lock are known, and none is of this owner.
+    pub(crate) fn is_new(&self, lock: &str, owner: OwnerId) -> bool {
+        let state = self.hub.0.lock();
+        let order = state.locks.get(lock).and_then(|l| l.order.as_ref());
+        order.is_some_and(|order| order.keys.values().all(|place| place.owner != Some(owner)))
+    }
+
     /// Whether the key that was put at `created` is known to be the first of its lock: it stays
     /// the first until it is gone.
-    pub(crate) fn is_first(&self, name: &Name, created: i64) -> bool {
+    pub(crate) fn is_first(&self, lock: &str, key: &str, created: i64) -> bool {
         let state = self.hub.0.lock();
-        let order = state.locks.get(name.lock()).and_then(|l| l.order.as_ref());
-        order.is_some_and(|order| {
-            order.keys.first_key_value() == Some((&created, &name.key().to_owned()))
-        })
+        let order = state.locks.get(lock).and_then(|l| l.order.as_ref());
+        let first = order.and_then(|order| order.keys.first_key_value());
+        first.is_some_and(|(at, first)| *at == created && first.key == key)
     }
 
     /// How many keys of the lock were created up to `created`, if that is known.
-    pub(crate) fn position(&self, name: &Name, created: i64) -> Option<u32> {
+    pub(crate) fn position(&self, lock: &str, created: i64) -> Option<u32> {
         let state = self.hub.0.lock();
-        let order = state.locks.get(name.lock())?.order.as_ref()?;
+        let order = state.locks.get(lock)?.order.as_ref()?;
         order.keys.get(&created)?;
         Some(order.keys.range(..=created).count() as u32)
     }
 
-    /// Returns when the claim has reason to try again.
-    pub(crate) async fn wait(&self, name: &Name, created: i64) {
-        let turn = self.join(name, created);
+    /// Returns when the claim that put `key` at `created` has reason to try again.
+    pub(crate) async fn wait(&self, lock: &str, owner: OwnerId, key: String, created: i64) {
+        let turn = self.join(lock, (owner, key), created);
         loop {
             let told = turn.notify.notified();
             if turn.is_now(created) {
@@ -220,9 +260,8 @@ impl Wakeup {
         }
     }
 
-    fn join(&self, name: &Name, created: i64) -> Turn {
+    fn join(&self, lock: &str, who: (OwnerId, String), created: i64) -> Turn {
         let mut state = self.hub.0.lock();
-        let (lock, key) = (name.lock(), name.key());
         let watched = match state.locks.entry(lock.to_owned()) {
             hash_map::Entry::Occupied(watched) => watched.into_mut(),
             hash_map::Entry::Vacant(new) => new.insert(Watched::new()),
@@ -230,7 +269,7 @@ impl Wakeup {
         let is_new = watched.order.is_none();
         let waiting = watched
             .waiting
-            .entry(key.to_owned())
+            .entry(who.clone())
             .or_insert_with(|| Waiting {
                 created,
                 turn: Arc::default(),
@@ -245,7 +284,7 @@ impl Wakeup {
         Turn {
             hub: self.hub.clone(),
             lock: lock.to_owned(),
-            key: key.to_owned(),
+            who,
             notify,
         }
     }
@@ -278,7 +317,7 @@ impl Wakeup {
 struct Turn {
     hub: Arc<Hub>,
     lock: String,
-    key: String,
+    who: (OwnerId, String),
     notify: Arc<Notify>,
 }
 
@@ -286,7 +325,7 @@ impl Turn {
     fn is_now(&self, created: i64) -> bool {
         let state = self.hub.0.lock();
         let order = state.locks.get(&self.lock).and_then(|l| l.order.as_ref());
-        order.is_some_and(|order| order.calls(&self.key, created))
+        order.is_some_and(|order| order.calls(&self.who, created))
     }
 }
 
@@ -297,10 +336,10 @@ impl Drop for Turn {
             return;
         };
         watched.used = Instant::now();
-        if let Some(waiting) = watched.waiting.get_mut(&self.key) {
+        if let Some(waiting) = watched.waiting.get_mut(&self.who) {
             waiting.count -= 1;
             if waiting.count == 0 {
-                watched.waiting.remove(&self.key);
+                watched.waiting.remove(&self.who);
             }
         }
     }
@@ -569,7 +608,7 @@ async fn read(connection: &Connection, lock: &str) -> Result<Order, Failure> {
         let mut kv = client.kv_client();
         let lock = lock.to_owned();
         async move {
-            let all = GetOptions::new().with_prefix().with_keys_only();
+            let all = GetOptions::new().with_prefix();
             kv.get(lock, Some(all)).await
         }
     });
@@ -579,9 +618,8 @@ async fn read(connection: &Connection, lock: &str) -> Result<Order, Failure> {
         ..Order::default()
     };
     for kv in response.kvs() {
-        if let Ok(key) = kv.key_str() {
-            order.keys.insert(kv.create_revision(), key.to_owned());
-            order.created.insert(key.to_owned(), kv.create_revision());
+        if let Some(place) = Place::of(kv) {
+            order.put(kv.create_revision(), place);
         }
     }
     Ok(order)

@@ -332,3 +332,65 @@ async fn b96_no_key_lives_for_ever() {
     })
     .await;
 }
+
+/// The server walks past every deleted key of a lock until its history is compacted, so the names
+/// of keys are few: they come again with the leases.
+#[tokio::test]
+async fn a_hot_lock_leaves_few_names() {
+    let cluster = EtcdCluster::one();
+    let client = client(&cluster).await;
+    let mut names = std::collections::BTreeSet::new();
+    for _ in 0..100 {
+        let guard = client.acquire("l").await.unwrap();
+        let waiting: Vec<_> = (0..3)
+            .map(|_| {
+                let client = client.clone();
+                tokio::spawn(async move { client.acquire("l").await.unwrap().release().await })
+            })
+            .collect();
+        queued(&**client.store(), "l", 3).await;
+        names.extend(keys(&cluster).await.iter().map(|kv| kv.key().to_vec()));
+        guard.release().await.unwrap();
+        for task in waiting {
+            task.await.unwrap().unwrap();
+        }
+    }
+    assert!(names.len() <= 20, "{} names", names.len());
+}
+
+/// A key that moves to a longer lease keeps its name, which so is nobody else's while it lasts.
+#[tokio::test]
+async fn a_key_on_a_longer_lease_keeps_its_name_to_itself() {
+    let cluster = EtcdCluster::one();
+    let store = store(&cluster).await;
+    let first = with_ttl(claim("l"), 5000);
+    granted(&*store, &first).await;
+    let key = key_of(&cluster, first.owner).await;
+    let longer = with_ttl(claim("l"), 60_000);
+    let longer = lock_core::Claim {
+        owner: first.owner,
+        ..longer
+    };
+    assert_eq!(granted(&*store, &longer).await.holds, 2);
+    let moved = key_of(&cluster, first.owner).await;
+    assert_eq!(moved.key(), key.key());
+    assert_ne!(moved.lease(), key.lease());
+    // Others come with leases as long as the first one, and queue under names of their own.
+    let waiting: Vec<_> = (0..5).map(|_| with_ttl(queuing("l"), 5000)).collect();
+    for (place, waiter) in waiting.iter().enumerate() {
+        let busy = busy(&*store, waiter).await;
+        assert_eq!(busy.position, Some(place as u32 + 1));
+        assert_eq!(busy.holder.unwrap().owner, first.owner);
+    }
+    let names: std::collections::BTreeSet<_> = keys(&cluster)
+        .await
+        .iter()
+        .map(|kv| kv.key().to_vec())
+        .collect();
+    assert_eq!(names.len(), 6);
+    for (claim, left) in [(&first, 1), (&longer, 0)] {
+        let released = store.release(claim).await.unwrap();
+        assert_eq!(released, Release::Released { holds: left });
+    }
+    granted(&*store, &waiting[0]).await;
+}

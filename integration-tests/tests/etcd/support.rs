@@ -161,9 +161,9 @@ pub(crate) async fn count(cluster: &EtcdCluster) -> i64 {
 
 /// The key of an owner, past the library.
 pub(crate) async fn key_of(cluster: &EtcdCluster, owner: OwnerId) -> KeyValue {
-    let owner = owner.to_string();
+    let owner = format!("\"owner\":\"{owner}\"");
     let mut keys = keys(cluster).await.into_iter();
-    let is_its = |kv: &KeyValue| kv.key_str().is_ok_and(|key| key.contains(&owner));
+    let is_its = |kv: &KeyValue| kv.value_str().is_ok_and(|value| value.contains(&owner));
     keys.find(is_its).expect("a key of the owner")
 }
 
