@@ -392,7 +392,8 @@ async fn latency(cluster: &EtcdCluster) {
 
 /// A thousand held locks with a ttl of 30 s.
 async fn idle(cluster: &EtcdCluster) {
-    let client = client(cluster).await;
+    let store = store(cluster).await;
+    let client = LockClient::new(store.clone());
     let mut guards = Vec::new();
     for n in 0..1000 {
         guards.push(client.acquire(format!("held {n}")).await.unwrap());
@@ -408,6 +409,7 @@ async fn idle(cluster: &EtcdCluster) {
     );
     drop(guards);
     client.shutdown().await;
+    store.close().await.unwrap();
     let mut admin = cluster.admin().await;
     // The floors keep theirs.
     let left = admin.leases().await.unwrap().leases().len();
