@@ -57,6 +57,18 @@ fn postgres_holds() {
     holds("postgres", StoreKind::Postgres);
 }
 
+/// A1, A2, A4, A8, A11, A12, A13, A15, A18, A22, A23, A36, E1, E3, E6, E7, E9, E17.
+#[test]
+fn etcd_holds() {
+    holds("etcd", StoreKind::Etcd);
+}
+
+/// E2, E3, E9, E10, E11, E22.
+#[test]
+fn etcd_of_three_holds() {
+    holds("etcd3", StoreKind::Etcd3);
+}
+
 /// A11, A12, A13, A18, A22, A23.
 #[test]
 fn sqlite_holds() {

@@ -81,6 +81,17 @@ pub enum Kind {
     /// the Postgres table is vacuumed
     VacuumTable,
 
+    /// the history of etcd is compacted
+    Compact,
+    /// etcd rewrites its file
+    Defragment,
+    /// an operator revokes the leases of all locks
+    RevokeLeases,
+    /// another member of etcd becomes the leader
+    MoveLeader,
+    /// a member of etcd is cut off from the others, and clients still reach it
+    IsolateMember,
+
     /// another program keeps the file locked
     LockFile,
     /// another program reads the file for a while, in one transaction
@@ -96,10 +107,11 @@ impl Kind {
     pub fn of(store: StoreKind) -> Vec<Self> {
         use Kind::{
             Blackhole, BlockClient, BusyScript, Checkpoint, ClientClock, ClockBack, ClockForward,
-            Close, CutReplies, CutRequests, DelayReplies, DelayRequests, DropAcquires, EndSessions,
-            ForceRelease, ForgetScripts, HoldReplies, HoldRequests, KillClient, KillClients,
-            LockFile, LockTable, LoseData, LoseReplies, PauseClient, PauseClients, PauseServer,
-            ReadFile, Refuse, RefuseWrites, Reset, RestartServer, VacuumFile, VacuumTable,
+            Close, Compact, CutReplies, CutRequests, Defragment, DelayReplies, DelayRequests,
+            DropAcquires, EndSessions, ForceRelease, ForgetScripts, HoldReplies, HoldRequests,
+            IsolateMember, KillClient, KillClients, LockFile, LockTable, LoseData, LoseReplies,
+            MoveLeader, PauseClient, PauseClients, PauseServer, ReadFile, Refuse, RefuseWrites,
+            Reset, RestartServer, RevokeLeases, VacuumFile, VacuumTable,
         };
         let clients = [
             PauseClient,
@@ -123,7 +135,7 @@ impl Kind {
             CutReplies,
             Refuse,
         ];
-        let server = [ClientClock, PauseServer, RestartServer, EndSessions];
+        let server = [ClientClock, PauseServer, RestartServer];
         let clocks = [ClockForward, ClockBack];
         match store {
             StoreKind::Redis => [
@@ -131,7 +143,13 @@ impl Kind {
                 &network,
                 &server,
                 &clocks,
-                &[LoseData, ForgetScripts, RefuseWrites, BusyScript],
+                &[
+                    EndSessions,
+                    LoseData,
+                    ForgetScripts,
+                    RefuseWrites,
+                    BusyScript,
+                ],
             ]
             .concat(),
             StoreKind::Postgres => [
@@ -139,7 +157,22 @@ impl Kind {
                 &network,
                 &server,
                 &clocks,
-                &[LockTable, VacuumTable],
+                &[EndSessions, LockTable, VacuumTable],
+            ]
+            .concat(),
+            // Its clock is the machine's time since its start, which nobody can set.
+            StoreKind::Etcd => [
+                &clients[..],
+                &network,
+                &server,
+                &[Compact, Defragment, RevokeLeases],
+            ]
+            .concat(),
+            StoreKind::Etcd3 => [
+                &clients[..],
+                &network,
+                &server,
+                &[Compact, Defragment, RevokeLeases, MoveLeader, IsolateMember],
             ]
             .concat(),
             // What the file's clock is, is the machine's: it moves for all clients at once.
@@ -220,8 +253,11 @@ impl Site {
                 u64::from(ahead.signum() == hour.signum() && ahead.abs() > hour.abs() / 2)
             }
             Kind::ForceRelease => self.force_release().await,
-            Kind::PauseServer => u64::from(self.server.pause(fault.duration()).await),
-            Kind::RestartServer => u64::from(self.server.restart(fault.duration() / 2).await),
+            Kind::PauseServer => u64::from(self.server.pause(fault.duration(), fault.dice).await),
+            Kind::RestartServer => {
+                let down = fault.duration() / 2;
+                u64::from(self.server.restart(down, fault.dice).await)
+            }
             Kind::ClockForward => self.move_clock(2000 + (fault.dice % 3000) as i64).await,
             Kind::ClockBack => self.move_clock(-(100 + (fault.dice % 900) as i64)).await,
             kind if kind >= Kind::DelayRequests && kind <= Kind::Refuse => {
@@ -466,6 +502,22 @@ impl Site {
                 server.sql("VACUUM FULL distlock_lock").await;
                 1
             }
+            (Server::Etcd(cluster), Kind::Compact) => until_done(|| cluster.compact()).await,
+            (Server::Etcd(cluster), Kind::Defragment) => {
+                let member = fault.dice as usize % cluster.size();
+                until_done(|| cluster.defragment(member)).await
+            }
+            (Server::Etcd(cluster), Kind::RevokeLeases) => {
+                until_done(|| cluster.revoke_leases()).await
+            }
+            (Server::Etcd(cluster), Kind::MoveLeader) => until_done(|| cluster.move_leader()).await,
+            (Server::Etcd(cluster), Kind::IsolateMember) => {
+                let before = cluster.cuts();
+                cluster.isolate(fault.dice as usize % cluster.size());
+                sleep(time).await;
+                cluster.heal();
+                cluster.cuts() - before
+            }
             (Server::Sqlite(_), Kind::LockFile | Kind::ReadFile) => {
                 let mut file = self.server.connect().await;
                 let begin = match fault.kind {
@@ -506,6 +558,18 @@ impl Site {
 /// How long it may take until a fault happens.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Tries until the server has done something; what it has done of it, or 0 when it does not.
+async fn until_done<E>(mut job: impl AsyncFnMut() -> Result<u64, E>) -> u64 {
+    let begin = Instant::now();
+    while begin.elapsed() < PATIENCE {
+        match job().await {
+            Ok(done) if done > 0 => return done,
+            _ => sleep(Duration::from_millis(20)).await,
+        }
+    }
+    0
+}
+
 /// How often it has happened at a proxy.
 fn happened(kind: Kind, proxy: &Proxy) -> u64 {
     let faults = proxy.faults();
@@ -520,6 +584,7 @@ fn happened(kind: Kind, proxy: &Proxy) -> u64 {
 fn excuse(kind: Kind, store: StoreKind) -> Option<&'static str> {
     match (kind, store) {
         (Kind::ForceRelease, _) => Some("an operator ended the grant"),
+        (Kind::RevokeLeases, _) => Some("an operator revoked the lease"),
         (Kind::LoseData, _) => Some("the server lost its data"),
         (Kind::ClockForward, StoreKind::Sqlite) => Some("the machine's clock was set forward"),
         (Kind::ClockForward, _) => Some("the server's clock was set forward"),

@@ -12,7 +12,7 @@ use crate::{
     clock::ShiftedClock,
     history::wall_millis,
     process::Process,
-    servers::{postgres::PostgresServer, redis::RedisServer},
+    servers::{etcd::EtcdCluster, postgres::PostgresServer, redis::RedisServer},
 };
 
 /// Which store a campaign is about.
@@ -23,6 +23,10 @@ pub enum StoreKind {
     Redis,
     /// A Postgres
     Postgres,
+    /// An etcd of one member
+    Etcd,
+    /// An etcd of three members, which can be cut off from each other
+    Etcd3,
     /// A file
     Sqlite,
 }
@@ -30,13 +34,27 @@ pub enum StoreKind {
 impl StoreKind {
     /// The longest lease that is granted.
     pub(super) fn longest_lease(self) -> Duration {
-        TTLS[TTLS.len() - 1]
+        match self {
+            // Whole seconds.
+            Self::Etcd | Self::Etcd3 => Duration::from_secs(1),
+            _ => TTLS[TTLS.len() - 1],
+        }
     }
 
     /// How long nobody may get a lock when all faults are over: the longest lease, 2 s for a waiter
     /// that died, up to 2 s of back-off after failures, and a second.
+    ///
+    /// A waiter in etcd costs its lease; leases begin anew with a new leader, for whose election
+    /// there is a second, and are looked at twice a second.
     pub(super) fn recovery(self) -> Duration {
-        self.longest_lease() + Duration::from_secs(2 + 2 + 1)
+        let patience = Duration::from_secs(2 + 1);
+        match self {
+            Self::Etcd | Self::Etcd3 => {
+                let lease = self.longest_lease() + Duration::from_millis(500);
+                2 * lease + Duration::from_secs(1) + patience
+            }
+            _ => self.longest_lease() + Duration::from_secs(2) + patience,
+        }
     }
 }
 
@@ -45,6 +63,7 @@ impl StoreKind {
 pub(super) enum Server {
     Redis(RedisServer),
     Postgres(PostgresServer),
+    Etcd(EtcdCluster),
     Sqlite(TempDir),
 }
 
@@ -65,6 +84,8 @@ impl Server {
                 server.move_to(clock);
                 Self::Postgres(server)
             }
+            StoreKind::Etcd => Self::Etcd(EtcdCluster::one()),
+            StoreKind::Etcd3 => Self::Etcd(EtcdCluster::divisible()),
             StoreKind::Sqlite => Self::Sqlite(tempfile::tempdir().expect("a temporary folder")),
         }
     }
@@ -74,6 +95,7 @@ impl Server {
         match self {
             Self::Redis(server) => vec![server.address()],
             Self::Postgres(server) => vec![server.address()],
+            Self::Etcd(cluster) => cluster.addresses(),
             Self::Sqlite(_) => Vec::new(),
         }
     }
@@ -84,6 +106,7 @@ impl Server {
         match self {
             Self::Redis(_) => format!("redis://{addresses}"),
             Self::Postgres(_) => format!("postgres://postgres@{addresses}/postgres"),
+            Self::Etcd(_) => format!("etcd://{addresses}"),
             Self::Sqlite(_) => format!("sqlite://{}", self.file().display()),
         }
     }
@@ -102,6 +125,11 @@ impl Server {
             Self::Postgres(server) => {
                 let version: String = server.value("SHOW server_version").await;
                 format!("Postgres {version}")
+            }
+            Self::Etcd(cluster) => {
+                let status = cluster.admin().await.status().await;
+                let version = status.expect("a status").version().to_owned();
+                format!("etcd {version}, {} member(s)", cluster.size())
             }
             Self::Sqlite(_) => {
                 let mut memory = SqliteConnection::connect("sqlite::memory:")
@@ -128,51 +156,66 @@ impl Server {
                 let now = "SELECT (extract(epoch FROM clock_timestamp()) * 1e6)::bigint";
                 server.value::<i64>(now).await
             }
-            Self::Sqlite(_) => return None,
+            Self::Etcd(_) | Self::Sqlite(_) => return None,
         };
         Some(micros / 1000 - wall_millis())
     }
 
-    /// Stops it where it is for so long; whether it stood still.
-    pub(super) async fn pause(&self, time: Duration) -> bool {
+    /// Stops it, or one of its members, where it is for so long; whether it stood still.
+    pub(super) async fn pause(&self, time: Duration, dice: u64) -> bool {
+        let member = self.member(dice);
         match self {
             Self::Redis(server) => server.pause(),
             Self::Postgres(server) => server.pause(),
+            Self::Etcd(cluster) => cluster.pause(member),
             Self::Sqlite(_) => {}
         }
         tokio::time::sleep(time).await;
-        let stood = self.process().is_some_and(Process::is_stopped);
+        let stood = self.process(member).is_some_and(Process::is_stopped);
         match self {
             Self::Redis(server) => server.resume(),
             Self::Postgres(server) => server.resume(),
+            Self::Etcd(cluster) => cluster.resume(member),
             Self::Sqlite(_) => {}
         }
         stood
     }
 
-    /// Kills it, and starts it again with its data after so long; whether it is another process.
-    pub(super) async fn restart(&mut self, down: Duration) -> bool {
-        let pid = |server: &Self| server.process().map(Process::pid);
+    /// Kills it, or one of its members, and starts it again with its data after so long; whether
+    /// it is another process.
+    pub(super) async fn restart(&mut self, down: Duration, dice: u64) -> bool {
+        let member = self.member(dice);
+        let pid = |server: &Self| server.process(member).map(Process::pid);
         let before = pid(self);
         match self {
             Self::Redis(server) => server.kill(),
             Self::Postgres(server) => server.kill(),
+            Self::Etcd(cluster) => cluster.kill(member),
             Self::Sqlite(_) => {}
         }
         tokio::time::sleep(down).await;
         tokio::task::block_in_place(|| match self {
             Self::Redis(server) => server.launch(),
             Self::Postgres(server) => server.launch(),
+            Self::Etcd(cluster) => cluster.restart(member),
             Self::Sqlite(_) => {}
         });
         before.is_some() && before != pid(self)
     }
 
-    fn process(&self) -> Option<&Process> {
+    fn process(&self, member: usize) -> Option<&Process> {
         match self {
             Self::Redis(server) => server.process(),
             Self::Postgres(server) => server.process(),
+            Self::Etcd(cluster) => cluster.process(member),
             Self::Sqlite(_) => None,
+        }
+    }
+
+    fn member(&self, dice: u64) -> usize {
+        match self {
+            Self::Etcd(cluster) => dice as usize % cluster.size(),
+            _ => 0,
         }
     }
 

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use etcd_client::{Client, ConnectOptions};
+use etcd_client::{Client, ConnectOptions, ResponseHeader};
 use tempfile::TempDir;
 
 use self::network::Network;
@@ -247,6 +247,70 @@ impl EtcdCluster {
         if let Some(network) = &self.network {
             network.isolate(None);
         }
+    }
+
+    /// How many connections between members [`EtcdCluster::isolate`] has cut or refused.
+    pub fn cuts(&self) -> u64 {
+        self.network.as_ref().map_or(0, Network::cuts)
+    }
+
+    /// Compacts the history up to now; the revision up to which.
+    ///
+    /// # Errors
+    ///
+    /// When the cluster does not answer, or nothing has happened since the last time.
+    pub async fn compact(&self) -> Result<u64, etcd_client::Error> {
+        let mut admin = self.admin().await;
+        let now = admin.get("\0", None).await?;
+        let revision = now.header().map_or(0, ResponseHeader::revision);
+        admin.compact(revision, None).await?;
+        Ok(revision.unsigned_abs())
+    }
+
+    /// Has a member rewrite its file.
+    ///
+    /// # Errors
+    ///
+    /// When it does not answer.
+    pub async fn defragment(&self, member: usize) -> Result<u64, etcd_client::Error> {
+        self.admin_of(member).await.defragment().await.map(|_| 1)
+    }
+
+    /// Revokes all leases; how many.
+    ///
+    /// # Errors
+    ///
+    /// When the cluster does not answer.
+    pub async fn revoke_leases(&self) -> Result<u64, etcd_client::Error> {
+        let mut admin = self.admin().await;
+        let leases = admin.leases().await?;
+        let mut revoked = 0;
+        for lease in leases.leases() {
+            // It may have ended meanwhile.
+            revoked += u64::from(admin.lease_revoke(lease.id()).await.is_ok());
+        }
+        Ok(revoked)
+    }
+
+    /// Has another member lead.
+    ///
+    /// # Errors
+    ///
+    /// When the cluster does not answer, or the other one is not ready.
+    pub async fn move_leader(&self) -> Result<u64, etcd_client::Error> {
+        let mut admin = self.admin_of(self.leader()).await;
+        let leader = admin.status().await?.leader();
+        let members = admin.member_list().await?;
+        let mut others = members.members().iter().map(|member| member.id());
+        match others.find(|id| *id != leader) {
+            Some(other) => admin.move_leader(other).await.map(|_| 1),
+            None => Ok(0),
+        }
+    }
+
+    /// The process of a member, unless it was killed.
+    pub(crate) fn process(&self, member: usize) -> Option<&Process> {
+        self.members[member].process.as_ref()
     }
 
     /// Removes a member for good and adds a new one, at other addresses and without data, in its

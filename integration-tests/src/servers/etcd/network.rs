@@ -1,6 +1,13 @@
 //! The network between the members of a cluster, which a test can cut.
 
-use std::{io, net::TcpListener, sync::Arc};
+use std::{
+    io,
+    net::TcpListener,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional},
@@ -15,8 +22,15 @@ use tokio::{
 pub(super) struct Network {
     /// Of its own: members are waited for in a way that blocks the test's.
     runtime: Option<Runtime>,
+    state: Arc<State>,
+}
+
+#[derive(Debug)]
+struct State {
     /// The port of the member that is cut off.
-    isolated: Arc<watch::Sender<Option<u16>>>,
+    isolated: watch::Sender<Option<u16>>,
+    /// How many connections were cut or refused.
+    cuts: AtomicU64,
 }
 
 impl Network {
@@ -27,22 +41,29 @@ impl Network {
             .enable_all()
             .build()
             .expect("a runtime starts");
-        let isolated = Arc::new(watch::Sender::new(None));
+        let state = Arc::new(State {
+            isolated: watch::Sender::new(None),
+            cuts: AtomicU64::new(0),
+        });
         let mut ports = Vec::new();
         for target in targets {
             let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port on loopback");
             listener.set_nonblocking(true).expect("it does not block");
             let port = listener.local_addr().expect("its address").port();
             ports.push(port);
-            runtime.spawn(accept(listener, port, *target, isolated.clone()));
+            runtime.spawn(accept(listener, port, *target, state.clone()));
         }
         let runtime = Some(runtime);
-        (Self { runtime, isolated }, ports)
+        (Self { runtime, state }, ports)
     }
 
     /// Cuts the member with a port of the relay's off from all others, or nobody.
     pub(super) fn isolate(&self, port: Option<u16>) {
-        self.isolated.send_replace(port);
+        self.state.isolated.send_replace(port);
+    }
+
+    pub(super) fn cuts(&self) -> u64 {
+        self.state.cuts.load(Ordering::SeqCst)
     }
 }
 
@@ -55,40 +76,39 @@ impl Drop for Network {
     }
 }
 
-async fn accept(
-    listener: TcpListener,
-    to: u16,
-    target: u16,
-    isolated: Arc<watch::Sender<Option<u16>>>,
-) {
+async fn accept(listener: TcpListener, to: u16, target: u16, state: Arc<State>) {
     let listener = tokio::net::TcpListener::from_std(listener).expect("a listener");
     while let Ok((stream, _)) = listener.accept().await {
-        let isolated = isolated.subscribe();
+        let state = state.clone();
         tokio::spawn(async move {
-            let _ = relay(stream, to, target, isolated).await;
+            let isolated = state.isolated.subscribe();
+            if let Ok(true) = relay(stream, to, target, isolated).await {
+                state.cuts.fetch_add(1, Ordering::SeqCst);
+            }
         });
     }
 }
 
+/// Relays a connection to its end; whether it was cut.
 async fn relay(
     mut stream: TcpStream,
     to: u16,
     target: u16,
     mut isolated: watch::Receiver<Option<u16>>,
-) -> io::Result<()> {
+) -> io::Result<bool> {
     let head = head(&mut stream).await?;
     let from = sender(&head);
     let is_cut = |isolated: &Option<u16>| isolated.is_some_and(|it| it == to || from == Some(it));
     if is_cut(&isolated.borrow_and_update()) {
-        return Ok(());
+        return Ok(true);
     }
     let mut member = TcpStream::connect(("127.0.0.1", target)).await?;
     stream.set_nodelay(true)?;
     member.set_nodelay(true)?;
     member.write_all(&head).await?;
     tokio::select! {
-        done = copy_bidirectional(&mut stream, &mut member) => done.map(drop),
-        _ = isolated.wait_for(is_cut) => Ok(()),
+        done = copy_bidirectional(&mut stream, &mut member) => done.map(|_| false),
+        _ = isolated.wait_for(is_cut) => Ok(true),
     }
 }
 
