@@ -15,8 +15,8 @@ test: ## install what the tests need and run all of them
 load: ## 16 processes x 200 runs of one lock, the full size of a test that `test` runs smaller
 	DISTLOCK_TEST_RUNS=200 $(CARGO) test --release -p lock-cli --test queue -- --nocapture
 
-campaign: ## try to break Redis, Postgres and SQLite for 7 minutes each; see docs/proof.md
-	for store in redis postgres sqlite; do \
+campaign: ## try to break each store for 7 minutes; see docs/proof.md
+	for store in redis postgres etcd etcd3 sqlite; do \
 		$(CARGO) run --release -p integration-tests --bin campaign -- --store $$store --minutes 7 || exit; \
 	done
 
