@@ -5,6 +5,8 @@
 //! an entry in a table, no task and no timer.
 
 mod agenda;
+#[cfg(test)]
+mod interleavings;
 mod rounds;
 
 use std::{

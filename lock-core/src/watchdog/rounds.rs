@@ -25,7 +25,7 @@ pub(super) fn run(shared: &Shared) {
     }
 }
 
-async fn rounds(shared: &Shared) {
+pub(super) async fn rounds(shared: &Shared) {
     let handle = Handle::default();
     let mut jobs = FuturesUnordered::<BoxFuture<'_, ()>>::new();
     loop {
