@@ -1,6 +1,6 @@
 CARGO ?= cargo
 
-.PHONY: help demo test load campaign lint doc bench
+.PHONY: help demo test load campaign endurance lint doc bench
 
 help: ## what there is to make
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
@@ -19,6 +19,9 @@ campaign: ## try to break each store for 7 minutes; see docs/proof.md
 	for store in redis postgres etcd etcd3 sqlite; do \
 		$(CARGO) run --release -p integration-tests --bin campaign -- --store $$store --minutes 7 || exit; \
 	done
+
+endurance: ## 10,000 dropped acquires, 1,000 pauses and 100,000 names on each store
+	DISTLOCK_TEST_FULL=1 $(CARGO) test --release -p integration-tests --test endurance -- --test-threads 1 --nocapture
 
 lint: ## formatting, and clippy for each set of features
 	.ci/lint

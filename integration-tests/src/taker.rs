@@ -18,15 +18,15 @@ pub struct Taker {
 }
 
 impl Taker {
-    /// Starts `program` on the locks in `store`, as it takes its argument.
+    /// Starts `program` on the store of a URL.
     ///
     /// # Panics
     ///
     /// When it cannot be started.
-    pub fn start(program: &str, store: impl AsRef<OsStr>) -> Self {
+    pub fn start(program: &str, url: impl AsRef<OsStr>) -> Self {
         let mut process = Process::start(
             Command::new(program)
-                .arg(store)
+                .arg(url)
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped()),
         );

@@ -1,45 +1,73 @@
-//! The table of failures and their tests in docs/guarantees.md is what the tests say of
-//! themselves: in a test's name, or in the comment above it, stand the ids of the failures that
-//! it is about (`failures.txt`).
+//! The tables of failures and their tests in docs/failures.md are what the tests say of
+//! themselves: in a test's name, or in the comment above it, stand the ids of the failures and of
+//! the cases from the field that it is about (`failures.txt`, `field-cases.txt`).
 //!
-//! `UPDATE=1 cargo test -p integration-tests --test catalogue` writes the table anew.
+//! `UPDATE=1 cargo test -p integration-tests --test catalogue` writes the tables anew.
 
 #![allow(clippy::unwrap_used)]
 
 use std::{
     collections::BTreeMap,
-    env, fmt, fs,
+    env, fs,
     path::{Path, PathBuf},
 };
 
-const BEGIN: &str = "<!-- failures: written by integration-tests/tests/catalogue.rs -->\n";
-const END: &str = "<!-- end of failures -->";
-
 #[test]
-fn the_table_of_failures_is_up_to_date() {
+fn the_page_of_failures_is_up_to_date() {
     let root = root();
-    let page = root.join("docs/guarantees.md");
+    let page = root.join("docs/failures.md");
     let text = fs::read_to_string(&page).unwrap();
-    let (head, rest) = text.split_once(BEGIN).expect("the table's begin");
-    let (_, tail) = rest.split_once(END).expect("the table's end");
-    let fresh = format!("{head}{BEGIN}{}{END}{tail}", table(&root));
+    let tests = tests_by_id(&root);
+    let mut fresh = text.clone();
+    for list in ["failures", "field-cases"] {
+        let (head, rest) = fresh.split_once(&begin_of(list)).expect("a table's begin");
+        let (_, tail) = rest.split_once(END).expect("a table's end");
+        let table = table(&root, list, &tests);
+        fresh = format!("{head}{}{table}{END}{tail}", begin_of(list));
+    }
 
     if env::var_os("UPDATE").is_some() {
         fs::write(page, fresh).unwrap();
     } else {
         assert!(
             text == fresh,
-            "docs/guarantees.md is behind the tests: \
+            "docs/failures.md is behind the tests: \
              run `UPDATE=1 cargo test -p integration-tests --test catalogue`"
         );
     }
 }
 
+fn begin_of(list: &str) -> String {
+    format!("<!-- {list}: written by integration-tests/tests/catalogue.rs -->\n")
+}
+
+const END: &str = "<!-- end of table -->";
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-fn table(root: &Path) -> String {
+/// The rows of a list with links to their tests.
+fn table(root: &Path, list: &str, tests: &BTreeMap<Id, Vec<String>>) -> String {
+    let rows = fs::read_to_string(root.join(format!("integration-tests/{list}.txt"))).unwrap();
+    let mut table = "\n| id | what happens | tests |\n| --- | --- | --- |\n".to_owned();
+    for line in rows.lines() {
+        if line.starts_with('#') || line.is_empty() {
+            continue;
+        }
+        let (word, what) = line.split_once(' ').expect("an id and what happens");
+        let id = Id::parse(word).expect("an id");
+        let id = if list == "failures" { id } else { id.as_case() };
+        let links = match tests.get(&id) {
+            Some(links) => links.join("; "),
+            None => "**missing**".to_owned(),
+        };
+        table += &format!("| {word} | {what} | {links} |\n");
+    }
+    table + "\n"
+}
+
+fn tests_by_id(root: &Path) -> BTreeMap<Id, Vec<String>> {
     let mut tests = BTreeMap::<Id, Vec<String>>::new();
     for path in sources(root) {
         let text = fs::read_to_string(&path).unwrap();
@@ -51,29 +79,10 @@ fn table(root: &Path) -> String {
             }
         }
     }
-
-    let failures = fs::read_to_string(root.join("integration-tests/failures.txt")).unwrap();
-    let mut is_here = false;
-    let mut table = "\n| row | failure | tests |\n| --- | --- | --- |\n".to_owned();
-    for line in failures.lines() {
-        if let Some(folder) = line.strip_prefix("= ") {
-            is_here = root.join(folder).exists();
-        }
-        if !is_here || line.starts_with(['#', '=']) || line.is_empty() {
-            continue;
-        }
-        let (id, failure) = line.split_once(' ').expect("an id and a failure");
-        let id = Id::parse(id).expect("an id");
-        let links = match tests.get(&id) {
-            Some(links) => links.join("; "),
-            None => "**missing**".to_owned(),
-        };
-        table += &format!("| {id} | {failure} | {links} |\n");
-    }
-    table + "\n"
+    tests
 }
 
-/// The id of a failure, such as A18.
+/// The id of a failure, such as A18, or of a case from the field, such as B04.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Id(char, u8);
 
@@ -82,14 +91,13 @@ impl Id {
         let mut chars = word.chars();
         let section = chars.next().filter(|c| ('A'..='E').contains(c))?;
         let number = chars.as_str();
-        let is_number = number.chars().all(|c| c.is_ascii_digit()) && !number.starts_with('0');
+        let is_number = number.chars().all(|c| c.is_ascii_digit());
         Some(Self(section, number.parse().ok().filter(|_| is_number)?))
     }
-}
 
-impl fmt::Display for Id {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}", self.0, self.1)
+    /// Cases and failures of Redis have the same letter.
+    fn as_case(self) -> Self {
+        Self(self.0.to_ascii_lowercase(), self.1)
     }
 }
 
@@ -172,8 +180,11 @@ fn ids_in(text: &str) -> Vec<Id> {
                     Some(&Id(section, number)) if is_range && section == first.0 => number + 1,
                     _ => first.1,
                 };
-                if last.0 != 'B' || is_row {
-                    ids.extend((first..=last.1).map(|number| Id(last.0, number)));
+                let range = (first..=last.1).map(|number| Id(last.0, number));
+                if last.0 == 'B' && !is_row {
+                    ids.extend(range.map(Id::as_case));
+                } else {
+                    ids.extend(range);
                 }
             }
             _ if !["to", "and"].contains(&word) => {
@@ -204,7 +215,8 @@ fn ids_are_found_in_comments_and_names() {
     let ids = [
         "A1", "A5", "A6", "A7", "A18", "B5", "B6", "B8", "B9", "D2", "D3",
     ];
-    let ids = ids.map(|id| Id::parse(id).unwrap()).to_vec();
+    let mut ids = ids.map(|id| Id::parse(id).unwrap()).to_vec();
+    ids.extend([Id('b', 4), Id('b', 12)]);
     let name = "nothing_is_left_a18_row_b9".to_owned();
     assert_eq!(tests_in(source, false), [Test { name, ids }]);
 }

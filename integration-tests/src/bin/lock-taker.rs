@@ -2,7 +2,7 @@
 //! with one line.
 //!
 //! ```text
-//! lock-taker STORE               an etcd://, postgres:// or redis:// URL, or an SQLite file
+//! lock-taker URL                 of a store
 //!   acquire KEY TTL_MS WAIT_MS   → granted TOKEN | ERROR
 //!   is_held                      → true | false
 //!   release                      → released | ERROR
@@ -12,39 +12,21 @@
 
 use std::{
     env, io, process,
-    sync::Arc,
     time::{Duration, Instant},
 };
 
 use futures_util::FutureExt;
-use lock_core::{DistributedLock, Error, LockClient, LockGuard};
-use lock_etcd::EtcdLock;
-use lock_postgres::PostgresLock;
-use lock_redis::RedisLock;
-use lock_sqlite::SqliteLock;
+use lock_core::{Error, LockClient, LockGuard};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> io::Result<()> {
     let store = env::args().nth(1).unwrap_or_default();
-    let client = LockClient::new(open(&store).await?);
+    let client = distlock::connect(&store).await.map_err(io::Error::other)?;
     let mut guard = None;
     for line in io::stdin().lines() {
         println!("{}", obey(&line?, &client, &mut guard).await);
     }
     Ok(())
-}
-
-async fn open(store: &str) -> io::Result<Arc<dyn DistributedLock>> {
-    Ok(if store.starts_with("etcd://") {
-        Arc::new(EtcdLock::connect(store).await.map_err(io::Error::other)?)
-    } else if store.starts_with("redis://") {
-        Arc::new(RedisLock::connect(store).await.map_err(io::Error::other)?)
-    } else if store.starts_with("postgres://") {
-        let store = PostgresLock::connect(store).await;
-        Arc::new(store.map_err(io::Error::other)?)
-    } else {
-        Arc::new(SqliteLock::open(store).await.map_err(io::Error::other)?)
-    })
 }
 
 async fn obey(line: &str, client: &LockClient, guard: &mut Option<LockGuard>) -> String {
