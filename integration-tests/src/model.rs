@@ -125,12 +125,17 @@ impl History {
                 )
             }
             80..90 => {
-                let claims = &[self.forged(&claim)];
-                let claim = &claims[0];
-                (
-                    self.memory.renew(claim).await.map(renewal),
-                    store.renew_all(claims).await.remove(0).map(renewal),
-                )
+                let claim = self.forged(&claim);
+                // A batch may wait for company.
+                let renewed = match self.random.random_bool(0.1) {
+                    true => store
+                        .renew_all(std::slice::from_ref(&claim))
+                        .await
+                        .remove(0),
+                    false => store.renew(&claim).await,
+                };
+                let expected = self.memory.renew(&claim).await;
+                (expected.map(renewal), renewed.map(renewal))
             }
             90..93 => (
                 self.memory.force_release(key, None).await.map(Seen::Forced),
