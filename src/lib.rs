@@ -39,7 +39,19 @@ pub use lock_redis as redis;
 #[doc(inline)]
 pub use lock_sqlite as sqlite;
 
-/// The examples of the README are tests.
+/// The examples of the README and of the book are tests.
 #[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
+mod pages {
+    #[doc = include_str!("../README.md")]
+    struct Readme;
+    #[doc = include_str!("../docs/quick-start.md")]
+    struct QuickStart;
+    #[doc = include_str!("../docs/concepts.md")]
+    struct Concepts;
+    #[doc = include_str!("../docs/recipes.md")]
+    struct Recipes;
+    #[doc = include_str!("../docs/operating.md")]
+    struct Operating;
+    #[doc = include_str!("../docs/coming-from.md")]
+    struct ComingFrom;
+}
