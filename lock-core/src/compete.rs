@@ -157,6 +157,7 @@ impl Compete<'_> {
             others: grant.holds.saturating_sub(1),
             max_hold: self.max_hold,
             manual: self.manual,
+            renew_every: inner.options.renew_every,
             reentrant: self.owner.is_some(),
             stray: pending.has_strays(),
             holding: self.metrics.holding(sent),

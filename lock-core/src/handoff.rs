@@ -76,6 +76,7 @@ impl LockClient {
             others: holder.holds.saturating_sub(1),
             max_hold,
             manual: false,
+            renew_every: inner.options.renew_every,
             reentrant: false,
             stray: false,
             holding: inner.metrics.of(&claim.key).holding(started),

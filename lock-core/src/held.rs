@@ -1,6 +1,7 @@
 //! A lock that this process holds; what its guards and the watchdog share.
 
 use std::{
+    ops::Range,
     sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     time::Duration,
 };
@@ -28,6 +29,7 @@ pub(crate) struct Held {
     /// granted last.
     longest: Duration,
     pub(crate) manual: bool,
+    renew_every: Option<Duration>,
     /// Whether the owner may enter it again in this process.
     pub(crate) reentrant: bool,
     /// Whether an attempt that was given up may still be applied, also after the release.
@@ -65,6 +67,7 @@ pub(crate) struct Terms {
     pub(crate) others: u32,
     pub(crate) max_hold: Option<Duration>,
     pub(crate) manual: bool,
+    pub(crate) renew_every: Option<Duration>,
     pub(crate) reentrant: bool,
     pub(crate) stray: bool,
     pub(crate) holding: Holding,
@@ -85,6 +88,7 @@ impl Held {
             cap,
             longest: terms.max_hold.unwrap_or(Duration::MAX),
             manual: terms.manual,
+            renew_every: terms.renew_every,
             reentrant: terms.reentrant,
             stray: terms.stray,
             asked: AtomicU64::new(claim.ttl.as_millis()),
@@ -107,6 +111,11 @@ impl Held {
     /// The ttl that the store granted last.
     pub(crate) fn ttl(&self) -> Duration {
         Duration::from_millis(self.granted.load(Ordering::Relaxed))
+    }
+
+    /// How long after a grant of `ttl` its renewal is due: somewhere in between.
+    pub(crate) fn renewal_due(&self, ttl: Duration) -> Range<Duration> {
+        renewal_due(self.renew_every, ttl)
     }
 
     /// Later renewals ask for `ttl`.
@@ -171,5 +180,28 @@ impl Held {
             self.lease.state(),
             Err(LostReason::TakenOver | LostReason::ForceReleased | LostReason::Closed)
         )
+    }
+}
+
+fn renewal_due(every: Option<Duration>, ttl: Duration) -> Range<Duration> {
+    match every {
+        Some(every) if every < ttl => every.mul_f64(0.9)..every,
+        _ => ttl.mul_f64(0.3)..ttl.mul_f64(1.1 / 3.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn renewals_come_at_a_third_of_the_ttl_or_when_it_was_said() {
+        let seconds = Duration::from_secs;
+        assert_eq!(renewal_due(None, seconds(30)), seconds(9)..seconds(11));
+        let said = renewal_due(Some(seconds(20)), seconds(30));
+        assert_eq!(said, seconds(18)..seconds(20));
+        // Later than the lease is too late.
+        let short = renewal_due(Some(seconds(20)), seconds(20));
+        assert!(short.end < seconds(10));
     }
 }

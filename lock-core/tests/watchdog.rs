@@ -186,6 +186,29 @@ async fn b139_time_in_suspend_counts() {
     assert_eq!(guard.lost().await, LostReason::Expired);
 }
 
+/// An interval of one's own takes the place of a third of the ttl.
+#[tokio::test]
+async fn renewals_come_when_the_client_was_told() {
+    let clock = ManualClock::new();
+    let store = MemoryLock::with_clock(Arc::new(clock.clone()));
+    let client = |every| {
+        LockClient::builder(Arc::new(store.handle()))
+            .clock(Arc::new(clock.clone()))
+            .ttl(30_000 * MS)
+            .renew_every(every)
+            .build()
+    };
+    for wrong in [Duration::ZERO, 30_000 * MS, Duration::MAX] {
+        let why = client(wrong).unwrap_err();
+        assert!(matches!(why, Error::InvalidConfig { .. }), "{why}");
+        assert!(why.to_string().contains("renew_every"), "{why}");
+    }
+    let guard = client(20_000 * MS).unwrap().acquire("k").await.unwrap();
+    clock.advance(20_000 * MS);
+    let renewed = async || guard.valid_for() > 25_000 * MS;
+    eventually("the lease is renewed", renewed).await;
+}
+
 /// A17: the deadline lies before the end of the lease by a margin for clocks of different speed:
 /// 1 % of the ttl and 2 ms.
 #[tokio::test]

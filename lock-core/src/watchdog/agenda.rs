@@ -347,8 +347,8 @@ impl Watched {
     /// that were taken together spread.
     fn plan_renewal(&mut self, granted: Granted) {
         if !self.held.manual {
-            let third = granted.ttl.as_duration() / 3;
-            self.renew_at = granted.sent + third.mul_f64(rand::random_range(0.9..1.1));
+            let due = self.held.renewal_due(granted.ttl.as_duration());
+            self.renew_at = granted.sent + rand::random_range(due);
         }
     }
 

@@ -191,6 +191,7 @@ impl Stage {
             others: 0,
             max_hold: None,
             manual: false,
+            renew_every: None,
             reentrant: false,
             stray: false,
             holding: self.metrics.holding(granted.sent),
