@@ -66,12 +66,12 @@ fn share(store: impl DistributedLock) -> Arc<dyn DistributedLock> {
 
 /// A URL that the store cannot read; nothing was sent.
 #[cfg(feature = "sqlite")]
-fn bad_url(why: crate::StoreError) -> Error {
+pub(crate) fn bad_url(why: crate::StoreError) -> Error {
     invalid(why.to_string())
 }
 
 #[cfg(feature = "sqlite")]
-fn unusable(source: crate::StoreError) -> Error {
+pub(crate) fn unusable(source: crate::StoreError) -> Error {
     Error::Store {
         operation: "open the store",
         key: None,
@@ -93,6 +93,11 @@ const SCHEMES: [(&str, &str); 11] = [
     ("etcd", "etcd"),
     ("etcds", "etcd"),
 ];
+
+#[cfg(feature = "config")]
+pub(crate) fn is_scheme(scheme: &str) -> bool {
+    SCHEMES.iter().any(|(known, _)| *known == scheme)
+}
 
 fn not_known(scheme: &str) -> Error {
     match SCHEMES.iter().find(|(known, _)| *known == scheme) {

@@ -11,6 +11,9 @@
 //! | `postgres://`, `postgresql://` | `postgres` |
 //! | `etcd://`; `etcds://` for TLS | `etcd`, and `tls` |
 //!
+//! With the feature `config`, `LockConfig` takes the URL and every option from files and the
+//! environment.
+//!
 //! ```
 //! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
 //! let client = distlock::connect("memory:").await?;
@@ -22,9 +25,13 @@
 //! ```
 
 mod connect;
+#[cfg(feature = "config")]
+mod settings;
 
 pub use connect::{connect, open};
 pub use lock_core::*;
+#[cfg(feature = "config")]
+pub use settings::*;
 
 #[cfg(feature = "etcd")]
 #[doc(inline)]
@@ -54,4 +61,7 @@ mod pages {
     struct Operating;
     #[doc = include_str!("../docs/coming-from.md")]
     struct ComingFrom;
+    #[cfg(feature = "config")]
+    #[doc = include_str!("../docs/configuration.md")]
+    struct Configuration;
 }
