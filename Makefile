@@ -1,6 +1,6 @@
 CARGO ?= cargo
 
-.PHONY: help demo test load campaign endurance lint doc bench
+.PHONY: help demo test load campaign endurance lint features doc bench
 
 help: ## what there is to make
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
@@ -25,6 +25,9 @@ endurance: ## 10,000 dropped acquires, 1,000 pauses and 100,000 names on each st
 
 lint: ## formatting, and clippy for each set of features
 	.ci/lint
+
+features: ## every two features together, and what a feature brings along
+	.ci/features
 
 doc: ## the documentation of the crates, in target/doc
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --lib --all-features --no-deps

@@ -24,6 +24,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+// The documentation says which feature an item needs; only docs.rs has what that takes.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod connect;
 #[cfg(feature = "config")]
 mod settings;

@@ -89,8 +89,15 @@ impl std::fmt::Display for Asker {
 }
 
 fn host_name() -> String {
+    #[cfg(unix)]
+    let system = rustix::system::uname();
+    #[cfg(unix)]
+    let name = system.nodename().to_string_lossy();
+    #[cfg(not(unix))]
     let name = gethostname::gethostname();
-    let mut name = name.to_string_lossy().replace(char::is_control, "");
+    #[cfg(not(unix))]
+    let name = name.to_string_lossy();
+    let mut name = name.replace(char::is_control, "");
     name.truncate(name.floor_char_boundary(LockKey::MAX_LEN));
     if name.is_empty() {
         name.push_str("localhost");

@@ -5,6 +5,9 @@
 //! * The author of a store implements [`DistributedLock`] and runs the `conformance` suite.
 //! * [`MemoryLock`] is the store for tests, and the reference model.
 
+// The documentation says which feature an item needs; only docs.rs has what that takes.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod acquire;
 mod answer;
 mod capabilities;

@@ -22,6 +22,9 @@
 //! # Ok(()) }
 //! ```
 
+// The documentation says which feature an item needs; only docs.rs has what that takes.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod claims;
 mod config;
 mod connection;

@@ -12,6 +12,9 @@
 //! When the data is in the same database, two more modes tie a lock to a transaction:
 //! [`PostgresLock::lock_in_transaction`] and [`PostgresLock::verify_in`].
 
+// The documentation says which feature an item needs; only docs.rs has what that takes.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod batch;
 mod config;
 mod connection;
