@@ -53,7 +53,7 @@ pub(crate) struct Global {
 
 const EXIT_CODE_BASE: &str = "DISTLOCK_EXIT_CODE_BASE";
 const DEFAULT_EXIT_CODE_BASE: u8 = 200;
-const LARGEST_EXIT_CODE_BASE: u8 = u8::MAX - Kind::Internal as u8;
+const LARGEST_EXIT_CODE_BASE: u8 = u8::MAX - Kind::Unhealthy as u8;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -90,6 +90,16 @@ pub(crate) enum Command {
         /// End whatever grant there is
         #[arg(long)]
         force: bool,
+    },
+    /// Examine the store: how it is set up, and what that means for the guarantees
+    ///
+    /// Measures the round trip, looks at version, persistence, eviction, replication, clock and
+    /// rights as far as the store lets it, and takes and releases a lock of its own. It changes
+    /// nothing else.
+    Doctor {
+        /// End with an error for warnings, too
+        #[arg(long)]
+        strict: bool,
     },
     /// Print a completion script for a shell
     Completions {
@@ -215,7 +225,8 @@ Exit codes (those from 200 move with --exit-code-base):
   205  wrong usage or configuration
   206  release: nobody holds the lock
   207  release: the lock is held with another token
-  208  distlock itself failed";
+  208  distlock itself failed
+  209  doctor: locks cannot be used; with --strict, or a guarantee is weakened";
 
 const RUN_DETAILS: &str = "\
 Exit code:

@@ -18,6 +18,7 @@ pub(crate) enum Kind {
     NotHeld = 6,
     OtherToken = 7,
     Internal = 8,
+    Unhealthy = 9,
 }
 
 impl Kind {

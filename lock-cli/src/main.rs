@@ -5,6 +5,7 @@
 compile_error!("the distlock program needs process groups and signals, so a Unix");
 
 mod args;
+mod doctor;
 mod failure;
 mod group;
 mod job;
@@ -65,6 +66,7 @@ fn dispatch(args: Args) -> Result<i32, Failure> {
         Command::Try(claim) => block_on(verbs::try_once(claim, global)),
         Command::Inspect { key } => block_on(verbs::inspect(key, global)),
         Command::List { prefix } => block_on(verbs::list(prefix, global)),
+        Command::Doctor { strict } => block_on(doctor::doctor(strict, global)),
         Command::Release { key, token, .. } => block_on(verbs::release(key, token, global)),
     }
 }

@@ -6,8 +6,10 @@ use std::{
 };
 
 use comfy_table::{Table, presets};
-use distlock::{FencingToken, LockInfo, LockKey, OwnerId};
+use distlock::{FencingToken, LockInfo, LockKey, OwnerId, Severity};
 use serde::Serialize;
+
+use crate::doctor::Report;
 
 /// A lock that was just taken.
 #[derive(Debug, Serialize)]
@@ -80,6 +82,41 @@ pub(crate) fn locks(locks: &[LockInfo]) -> String {
         };
     }
     text(&table)
+}
+
+/// A line for each finding, and one below for what it means.
+pub(crate) fn report(report: &Report) -> String {
+    let mut table = columns();
+    for finding in &report.findings {
+        let severity = severity(finding.severity);
+        table.add_row([severity, finding.subject, &finding.what]);
+        if !finding.meaning.is_empty() {
+            table.add_row(["", "", &format!("=> {}", finding.meaning)]);
+        }
+    }
+    let count = |severity| {
+        let findings = report.findings.iter();
+        findings
+            .filter(|finding| finding.severity == severity)
+            .count()
+    };
+    format!(
+        "{}\n\n{}: {} failures, {} warnings, {} notes",
+        text(&table),
+        report.store,
+        count(Severity::Failure),
+        count(Severity::Warning),
+        count(Severity::Note)
+    )
+}
+
+fn severity(severity: Severity) -> &'static str {
+    match severity {
+        Severity::Ok => "ok",
+        Severity::Note => "note",
+        Severity::Warning => "WARNING",
+        _ => "FAILURE",
+    }
 }
 
 /// A table without lines; long cells are not wrapped, so that it can be cut and searched.

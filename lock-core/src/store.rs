@@ -5,8 +5,8 @@ use std::{fmt, sync::Arc};
 use async_trait::async_trait;
 
 use crate::{
-    Attempt, Busy, Capabilities, Claim, FencingToken, LockInfo, LockKey, LockPage, Page, Release,
-    Renewal, StoreError,
+    Attempt, Busy, Capabilities, Claim, FencingToken, Finding, LockInfo, LockKey, LockPage, Page,
+    Release, Renewal, StoreError,
 };
 
 /// A store of locks: a few atomic verbs, one request each.
@@ -79,6 +79,14 @@ pub trait DistributedLock: fmt::Debug + Send + Sync + 'static {
         key: &LockKey,
         token: Option<FencingToken>,
     ) -> Result<bool, StoreError>;
+
+    /// Looks closely at how the store is set up now, and says what that means for the guarantees.
+    ///
+    /// For operators: it may take several requests, and changes nothing. The provided body
+    /// repeats what [`capabilities`](Self::capabilities) says.
+    async fn examine(&self) -> Result<Vec<Finding>, StoreError> {
+        Ok(Finding::of_capabilities(&self.capabilities()))
+    }
 
     /// Another handle on the same store with connections of its own, usable on another runtime.
     ///

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use lock_core::{Capabilities, Durability, StoreError, TokenSource, Ttl};
+use etcd_client::{Client, StatusResponse};
+use lock_core::{Capabilities, Durability, Finding, StoreError, TokenSource, Ttl};
 use tokio::time::timeout;
 
 use crate::{
@@ -38,17 +39,107 @@ pub(crate) async fn examine(connection: &Connection) -> Result<Capabilities, Sto
     Ok(capabilities)
 }
 
+/// Everything there is to say to an operator.
+///
+/// # Errors
+///
+/// When no member can be reached.
+pub(crate) async fn findings(
+    connection: &Connection,
+    least: Ttl,
+) -> Result<Vec<Finding>, StoreError> {
+    let status = match connection.call(status_of).await {
+        Ok(status) => Some(status),
+        Err(why) if why.error.is_transient() => return Err(why.error),
+        // A user may lack the right to ask.
+        Err(_) => None,
+    };
+    let mut findings = versions(status.as_ref().map(StatusResponse::version));
+    findings.push(members(voters(connection).await));
+    findings.extend(alarms(status.as_ref().map_or(&[], StatusResponse::errors)));
+    findings.push(Finding::ok(
+        "ttl",
+        format!("no lease is shorter than {:?}", least.as_duration()),
+    ));
+    Ok(findings)
+}
+
+fn versions(version: Option<&str>) -> Vec<Finding> {
+    let Some(version) = version else {
+        let what = "the server's version is unknown";
+        let meaning = "the user may not ask; old versions have faults in their leases";
+        return vec![Finding::note("version", what, meaning)];
+    };
+    let bugs = known_bugs(version);
+    if bugs.is_empty() {
+        let what = format!("the server is etcd {version}, without known faults of leases");
+        return vec![Finding::ok("version", what)];
+    }
+    let warning = |bug| Finding::warning("version", bug, "a lock may be lost, or granted twice");
+    bugs.into_iter().map(warning).collect()
+}
+
+fn members(voters: Option<usize>) -> Finding {
+    match voters {
+        None => Finding::note(
+            "members",
+            "it is unknown how many members vote",
+            "the user may not ask",
+        ),
+        Some(1) => Finding::note(
+            "members",
+            "the cluster has one member",
+            "locks survive its restart, but wait for it, and do not survive its disk",
+        ),
+        Some(voters) if voters % 2 == 0 => Finding::note(
+            "members",
+            format!("{voters} members vote"),
+            "an even number survives no more failures than one member less",
+        ),
+        Some(voters) => Finding::ok(
+            "members",
+            format!("{voters} members vote; {} of them may fail", voters / 2),
+        ),
+    }
+}
+
+/// What the member complains about: no leader, no room, damage.
+fn alarms(errors: &[String]) -> Vec<Finding> {
+    let failure = |error: &String| {
+        let meaning = match error {
+            e if e.contains("NOSPACE") => {
+                "no lock can be taken; compact and defragment, raise the quota, disarm the alarm"
+            }
+            e if e.contains("CORRUPT") => "nothing is guaranteed; replace the damaged member",
+            _ => "locks cannot be taken until it is over",
+        };
+        Finding::failure("alarm", format!("the server reports {error}"), meaning)
+    };
+    match errors {
+        [] => vec![Finding::ok("alarm", "no alarm is raised")],
+        errors => errors.iter().map(failure).collect(),
+    }
+}
+
 async fn voters(connection: &Connection) -> Option<usize> {
-    let open = connection.current().await.ok()?;
-    let mut cluster = open.client.cluster_client();
-    let list = cluster.member_list().await.ok()?;
+    let list = connection.call(|client| {
+        let mut cluster = client.cluster_client();
+        async move { cluster.member_list().await }
+    });
+    let list = list.await.ok()?;
     Some(list.members().iter().filter(|m| !m.is_learner()).count())
 }
 
 async fn version(connection: &Connection) -> Option<String> {
-    let open = connection.current().await.ok()?;
-    let mut maintenance = open.client.maintenance_client();
-    Some(maintenance.status().await.ok()?.version().to_owned())
+    let status = connection.call(status_of).await.ok()?;
+    Some(status.version().to_owned())
+}
+
+fn status_of(
+    client: &Client,
+) -> impl Future<Output = Result<StatusResponse, etcd_client::Error>> + use<> {
+    let mut maintenance = client.maintenance_client();
+    async move { maintenance.status().await }
 }
 
 /// What is known to be wrong with leases in this version of the server.

@@ -9,8 +9,9 @@ use etcd_client::{
 };
 use futures_util::future::join;
 use lock_core::{
-    Attempt, Busy, Capabilities, Claim, Clock, DistributedLock, FencingToken, Grant, LockInfo,
-    LockKey, LockPage, Moment, Page, Release, Renewal, Result, StoreError, SystemClock, Ttl,
+    Attempt, Busy, Capabilities, Claim, Clock, DistributedLock, FencingToken, Finding, Grant,
+    LockInfo, LockKey, LockPage, Moment, Page, Release, Renewal, Result, StoreError, SystemClock,
+    Ttl,
 };
 
 use crate::{
@@ -19,6 +20,7 @@ use crate::{
     connection::{Answer, Cluster},
     error::{Cure, Failure, contended, strange},
     handle::Handle,
+    health,
     keepalive::Alive,
     lease::Lease,
     list,
@@ -703,6 +705,11 @@ impl DistributedLock for EtcdLock {
             }
         }
         Err(contended())
+    }
+
+    async fn examine(&self) -> Result<Vec<Finding>, StoreError> {
+        let least = self.handle.shared.capabilities.min_ttl;
+        health::findings(&self.handle.connection, least).await
     }
 
     async fn dedicated(&self) -> Result<Arc<dyn DistributedLock>, StoreError> {

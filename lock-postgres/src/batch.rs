@@ -199,6 +199,10 @@ impl Lane {
         State::Running(sender, tokio::spawn(driver.run()))
     }
 
+    pub(crate) fn is_closed(&self) -> bool {
+        matches!(&*self.state.lock(), State::Closed)
+    }
+
     pub(crate) async fn close(&self) {
         let before = std::mem::replace(&mut *self.state.lock(), State::Closed);
         if let State::Running(jobs, task) = before {

@@ -19,6 +19,7 @@ mod batch;
 mod config;
 mod connection;
 mod error;
+mod health;
 mod metrics;
 mod request;
 mod schema;

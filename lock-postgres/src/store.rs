@@ -5,16 +5,17 @@ use std::{sync::Arc, time::Duration};
 use async_trait::async_trait;
 use lock_core::{
     Asker, Attempt, Busy, Capabilities, Claim, DistributedLock, Durability, Error, FencingToken,
-    HoldId, LockInfo, LockKey, LockPage, OwnerId, Page, Release, Renewal, Result, StoreError,
-    TokenSource, Ttl,
+    Finding, HoldId, LockInfo, LockKey, LockPage, OwnerId, Page, Release, Renewal, Result,
+    StoreError, TokenSource, Ttl,
 };
 use sqlx::{AssertSqlSafe, PgPool, postgres::PgConnectOptions};
 
 use crate::{
     batch::{Background, Lane, Patience},
     config::{Listen, PostgresLockBuilder, SchemaMode, Server},
-    connection::{Connector, ServerFacts},
+    connection::Connector,
     error::store_error,
+    health,
     request::{Answer, Request, Verb},
     sweeper::Sweeper,
     view::View,
@@ -45,6 +46,7 @@ pub struct PostgresLock {
     turns: Arc<Turns>,
     lane: Lane,
     capabilities: Capabilities,
+    polls: bool,
     pub(crate) lock_table: u32,
 }
 
@@ -114,7 +116,7 @@ impl PostgresLock {
             Listen::Never => true,
             Listen::Url(_) => false,
         };
-        let capabilities = capabilities(basic, &session.facts, polls);
+        let capabilities = health::capabilities(basic, &session.facts, polls);
         for warning in &capabilities.warnings {
             tracing::warn!("{warning}");
         }
@@ -126,6 +128,7 @@ impl PostgresLock {
             turns,
             lane,
             capabilities,
+            polls,
             lock_table,
         })
     }
@@ -180,35 +183,6 @@ impl PostgresLock {
             }),
         }
     }
-}
-
-fn capabilities(mut basic: Capabilities, facts: &ServerFacts, polls: bool) -> Capabilities {
-    let mut warn = |what: &str| basic.warnings.push(what.to_owned());
-    let replicated = facts.synchronous_standbys
-        && matches!(facts.synchronous_commit.as_str(), "on" | "remote_apply");
-    if replicated {
-        basic.durability = Durability::Replicated;
-    }
-    if polls {
-        warn("waiters poll, since notifications do not come through; set listen_url");
-    }
-    if !facts.fsync {
-        basic.durability = Durability::Volatile;
-        warn("fsync is off: a crash of the server's machine may lose locks and damage the tables");
-    }
-    if !facts.full_page_writes {
-        warn("full_page_writes is off: a crash of the server's machine may damage the tables");
-    }
-    if facts.synchronous_commit == "off" {
-        basic.durability = Durability::Volatile;
-        warn(
-            "synchronous_commit is off: a crash of the server may lose the locks of its last moments",
-        );
-    }
-    if facts.synchronous_standbys && !replicated && facts.synchronous_commit != "off" {
-        warn("synchronous_commit does not wait for the standbys: a fail-over may lose locks");
-    }
-    basic
 }
 
 #[async_trait]
@@ -307,12 +281,20 @@ impl DistributedLock for PostgresLock {
         }
     }
 
+    async fn examine(&self) -> Result<Vec<Finding>, StoreError> {
+        if self.lane.is_closed() {
+            return Err(StoreError::closed());
+        }
+        health::findings(&self.connector, self.polls).await
+    }
+
     async fn dedicated(&self) -> Result<Arc<dyn DistributedLock>, StoreError> {
         Ok(Arc::new(Self {
             connector: self.connector.clone(),
             turns: self.turns.clone(),
             lane: self.lane.another(),
             capabilities: self.capabilities.clone(),
+            polls: self.polls,
             lock_table: self.lock_table,
         }))
     }

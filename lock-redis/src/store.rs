@@ -9,8 +9,9 @@ use std::{
 use async_trait::async_trait;
 use futures_util::future::{join_all, try_join_all};
 use lock_core::{
-    Attempt, Busy, Capabilities, Claim, Clock, DistributedLock, FencingToken, Grant, HoldId,
-    LockInfo, LockKey, LockPage, Page, Release, Renewal, Result, StoreError, SystemClock, Ttl,
+    Attempt, Busy, Capabilities, Claim, Clock, DistributedLock, FencingToken, Finding, Grant,
+    HoldId, LockInfo, LockKey, LockPage, Page, Release, Renewal, Result, StoreError, SystemClock,
+    Ttl,
 };
 use redis::{Client, Value};
 
@@ -372,6 +373,10 @@ impl DistributedLock for RedisLock {
             Some(ended) => Ok(ended == 1),
             None => Err(strange(&reply)),
         }
+    }
+
+    async fn examine(&self) -> Result<Vec<Finding>, StoreError> {
+        health::findings(&self.lane.connection, &self.options.prefix).await
     }
 
     async fn dedicated(&self) -> Result<Arc<dyn DistributedLock>, StoreError> {

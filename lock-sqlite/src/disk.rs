@@ -3,8 +3,18 @@
 use std::path::Path;
 
 /// Says so when the file is on a network file system.
-#[cfg(target_os = "linux")]
 pub(crate) fn warning(path: &Path) -> Option<String> {
+    let name = network(path)?;
+    Some(format!(
+        "the file {} is on a network file system ({name}): locks hold between the processes of \
+         one machine at best; put it on a local disk",
+        path.display()
+    ))
+}
+
+/// The name of the network file system that the file is on.
+#[cfg(target_os = "linux")]
+pub(crate) fn network(path: &Path) -> Option<&'static str> {
     // The kernel's magic numbers, <https://man7.org/linux/man-pages/man2/statfs.2.html>
     const NETWORKS: [(u32, &str); 8] = [
         (0x6969, "NFS"),
@@ -18,16 +28,12 @@ pub(crate) fn warning(path: &Path) -> Option<String> {
     ];
     let kind = rustix::fs::statfs(path).ok()?.f_type as u32;
     let (_, name) = NETWORKS.iter().find(|(magic, _)| *magic == kind)?;
-    Some(format!(
-        "the file {} is on a network file system ({name}): locks hold between the processes of \
-         one machine at best; put it on a local disk",
-        path.display()
-    ))
+    Some(name)
 }
 
-/// Says so when the file is on a network file system; only Linux can tell.
+/// Only Linux can tell.
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn warning(_path: &Path) -> Option<String> {
+pub(crate) fn network(_path: &Path) -> Option<&'static str> {
     None
 }
 

@@ -32,6 +32,7 @@ mod config;
 mod connection;
 mod disk;
 mod error;
+mod health;
 mod queue;
 mod rows;
 mod schema;

@@ -11,8 +11,8 @@ use std::{
 
 use async_trait::async_trait;
 use lock_core::{
-    Attempt, Busy, Capabilities, Claim, DistributedLock, Durability, FencingToken, Grant, LockInfo,
-    LockKey, LockPage, Page, Release, Renewal, StoreError, TokenSource, Ttl,
+    Attempt, Busy, Capabilities, Claim, DistributedLock, Durability, FencingToken, Finding, Grant,
+    LockInfo, LockKey, LockPage, Page, Release, Renewal, StoreError, TokenSource, Ttl,
 };
 use sqlx::{
     Sqlite, query,
@@ -26,6 +26,7 @@ use crate::{
     connection::{Connection, File},
     disk,
     error::foreign_value,
+    health,
     queue::{HandleId, Waiters, waiters_of},
     rows::{self, Foreign, get},
     schema,
@@ -390,6 +391,10 @@ impl DistributedLock for SqliteLock {
             self.waiters.tell(key, next);
         }
         Ok(true)
+    }
+
+    async fn examine(&self) -> Result<Vec<Finding>, StoreError> {
+        health::findings(&self.file, &self.reader).await
     }
 
     async fn dedicated(&self) -> Result<Arc<dyn DistributedLock>, StoreError> {

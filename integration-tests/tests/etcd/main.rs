@@ -5,6 +5,7 @@
 mod conformance_run;
 mod counts;
 mod errors;
+mod examine;
 mod leases;
 mod life;
 mod members;

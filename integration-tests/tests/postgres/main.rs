@@ -6,6 +6,7 @@ mod conflicts;
 mod conformance;
 mod connections;
 mod counting;
+mod examine;
 mod expiry;
 mod faults;
 mod metrics;

@@ -10,6 +10,7 @@
 
 mod conformance_run;
 mod errors;
+mod examine;
 mod life;
 mod model;
 mod queue;

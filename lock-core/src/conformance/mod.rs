@@ -157,6 +157,7 @@ macro_rules! __with_behaviours {
 
             operator::inspect_tells_who_holds_and_who_waits,
             operator::inspect_changes_nothing,
+            operator::an_examination_changes_nothing,
             operator::a_list_comes_in_pages,
             operator::a_forced_release_ends_the_grant_with_all_its_holds,
             operator::a_forced_release_with_a_token_acts_on_that_grant_only,

@@ -8,7 +8,7 @@ use super::{
     Subject,
     actor::{Actor, LONG, SHORT, key, until},
 };
-use crate::{FencingToken, HoldId, LockKey, Page, Release, Renewal, StoreErrorKind};
+use crate::{FencingToken, HoldId, LockKey, Page, Release, Renewal, Severity, StoreErrorKind};
 
 /// Everybody sees who holds a lock, since when, for how long, and who waits. Clauses 3 and 8; B59.
 pub async fn inspect_tells_who_holds_and_who_waits(subject: &dyn Subject) {
@@ -242,6 +242,24 @@ pub async fn closing_a_handle_closes_nothing_else(subject: &dyn Subject) {
     elsewhere.renews().await;
     assert_eq!(elsewhere.leaves().await, 0);
     other.enters().await;
+}
+
+/// An examination finds nothing that keeps a sound store from locking, and changes nothing.
+/// Clause 8.
+pub async fn an_examination_changes_nothing(subject: &dyn Subject) {
+    let key = key("examined");
+    let holder = Actor::open(subject, &key, "holder").await;
+    let grant = holder.enters().await;
+    let viewer = Actor::open(subject, &key, "viewer").await;
+    let findings = viewer.store.examine().await.expect("findings");
+    assert!(!findings.is_empty());
+    for finding in findings {
+        assert!(finding.severity < Severity::Failure, "{finding:?}");
+        assert!(!finding.subject.is_empty() && !finding.what.is_empty());
+    }
+    let held = viewer.sees().await.holder.expect("a holder");
+    assert_eq!((held.token, held.holds), (grant.token, 1));
+    holder.renews().await;
 }
 
 /// What a store says of itself is what it does. Clause 5; B76.
