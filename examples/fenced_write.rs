@@ -3,9 +3,9 @@
 //! A lock cannot stop what its former holder still sends. The resource can, if every write brings
 //! the fencing token of its lock, and the resource remembers the largest one.
 
-use std::{error::Error, fmt, sync::Arc, thread, time::Duration};
+use std::{error::Error, sync::Arc, thread, time::Duration};
 
-use distlock::{FencingToken, LockClient, LockGuard, MemoryLock, OwnerId};
+use distlock::{Fenced, FencingToken, LockClient, LockGuard, MemoryLock, OwnerId, Ticket};
 
 /// What the lock protects.
 #[derive(Debug, Default)]
@@ -17,32 +17,15 @@ struct Document {
 
 impl Document {
     /// Takes a write of the newest holder; of no older one, and of no other with the same token.
-    fn write(&mut self, text: &str, token: FencingToken, owner: OwnerId) -> Result<(), Refused> {
-        if let Some((newest, writer)) = self.last
-            && (token < newest || token == newest && owner != writer)
-        {
-            return Err(Refused { token, newest });
+    fn write(&mut self, text: &str, ticket: &Ticket) -> Result<(), Fenced> {
+        if let Some((newest, writer)) = self.last {
+            ticket.check(newest, writer)?;
         }
         self.text = text.to_owned();
-        self.last = Some((token, owner));
+        self.last = Some((ticket.token, ticket.owner));
         Ok(())
     }
 }
-
-#[derive(Debug)]
-struct Refused {
-    token: FencingToken,
-    newest: FencingToken,
-}
-
-impl fmt::Display for Refused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { token, newest } = self;
-        write!(f, "refused: token {token}, and the last write had {newest}")
-    }
-}
-
-impl Error for Refused {}
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
@@ -55,26 +38,30 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let ttl = Duration::from_millis(200);
     let early = alice.lock("document").ttl(ttl).manual_renewal();
     let early: LockGuard = early.acquire().await?;
-    document.write("Alice was here", early.token(), early.owner())?;
+    document.write("Alice was here", &early.ticket())?;
     println!("alice writes with token {}", early.token());
 
     println!("alice stands still for longer than her lease");
     thread::sleep(ttl * 2);
 
     let guard = bob.acquire("document").await?;
-    document.write("Bob was here", guard.token(), guard.owner())?;
+    document.write("Bob was here", &guard.ticket())?;
     println!("bob   writes with token {}", guard.token());
 
     // Alice goes on where she was, without a look at her guard.
-    match document.write("Alice is late", early.token(), early.owner()) {
-        Err(refused) => println!("alice is {refused}"),
+    match document.write("Alice is late", &early.ticket()) {
+        Err(refused) => println!("alice is late: {refused}"),
         Ok(()) => return Err("the late write was taken".into()),
     }
     assert!(!early.is_held(), "a look at the guard would have told her");
 
     // After a fail-over that lost a grant, two owners may come with the same token.
-    match document.write("Carol was here", guard.token(), OwnerId::random()) {
-        Err(refused) => println!("carol is {refused}, by bob"),
+    let carol = Ticket {
+        owner: OwnerId::random(),
+        ..guard.ticket()
+    };
+    match document.write("Carol was here", &carol) {
+        Err(refused) => println!("carol is second: {refused}"),
         Ok(()) => return Err("the same token of another owner was taken".into()),
     }
 
@@ -92,14 +79,18 @@ mod tests {
     #[test]
     fn a_document_refuses_older_tokens_and_equal_ones_of_others() {
         let (alice, bob) = (OwnerId::random(), OwnerId::random());
-        let [old, new] = [1, 2].map(|number| FencingToken::new(number).unwrap());
+        let ticket = |token, owner| Ticket {
+            key: "document".parse().unwrap(),
+            token: FencingToken::new(token).unwrap(),
+            owner,
+        };
         let mut document = Document::default();
-        document.write("first", old, alice).unwrap();
-        document.write("again", old, alice).unwrap();
-        document.write("same token", old, bob).unwrap_err();
-        document.write("newer", new, bob).unwrap();
-        document.write("older", old, alice).unwrap_err();
-        document.write("same token", new, alice).unwrap_err();
+        document.write("first", &ticket(1, alice)).unwrap();
+        document.write("again", &ticket(1, alice)).unwrap();
+        document.write("same token", &ticket(1, bob)).unwrap_err();
+        document.write("newer", &ticket(2, bob)).unwrap();
+        document.write("older", &ticket(1, alice)).unwrap_err();
+        document.write("same token", &ticket(2, alice)).unwrap_err();
         assert_eq!(document.text, "newer");
     }
 }

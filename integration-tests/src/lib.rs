@@ -7,6 +7,7 @@
 //! | [`process`], [`taker`] | client processes that are driven over a pipe, paused and killed |
 //! | [`clock`] | a wall clock that a test moves while a server runs on it |
 //! | [`fenced`] | a resource in a process of its own that checks fencing tokens |
+//! | [`protected`] | data behind the fences of the store crates |
 //! | [`history`] | what clients did, and when, as they saw it |
 //! | [`checker`] | no two hold at once, tokens grow, everything is accounted for |
 //! | [`oracle`] | a second opinion that shares nothing with the first: linearizability |
@@ -22,6 +23,7 @@ pub mod history;
 pub mod model;
 pub mod oracle;
 pub mod process;
+pub mod protected;
 pub mod proxy;
 pub mod sabotage;
 pub mod servers;

@@ -2,7 +2,7 @@
 
 use std::{convert::Infallible, error::Error as StdError, fmt, time::Duration};
 
-use crate::{Busy, InvalidKey, InvalidTtl, LockKey, LostReason};
+use crate::{Busy, Fenced, InvalidKey, InvalidTtl, LockKey, LostReason};
 
 /// What [`LockClient`](crate::LockClient) and [`LockGuard`](crate::LockGuard) fail with.
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +43,9 @@ pub enum Error {
         /// How it was lost.
         reason: LostReason,
     },
+    /// A fence where the data is has seen a newer ticket of the lock; nothing was written.
+    #[error(transparent)]
+    Fenced(#[from] Fenced),
     /// The owner has entered as often as it may; the lock stays as it was.
     #[error("lock {key} is entered {limit} times already, which is the limit")]
     TooManyHolds {

@@ -29,6 +29,7 @@ mod claims;
 mod config;
 mod connection;
 mod error;
+mod fence;
 mod handle;
 mod health;
 mod keepalive;
@@ -43,4 +44,5 @@ mod wakeup;
 
 pub use config::EtcdLockBuilder;
 pub use etcd_client;
+pub use fence::TxnFence;
 pub use store::EtcdLock;

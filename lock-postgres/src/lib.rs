@@ -19,6 +19,7 @@ mod batch;
 mod config;
 mod connection;
 mod error;
+mod fence;
 mod health;
 mod metrics;
 mod request;
@@ -30,4 +31,5 @@ mod view;
 mod wakeup;
 
 pub use config::{Pooler, PostgresLockBuilder, SchemaMode, SynchronousCommit};
+pub use fence::RowFence;
 pub use store::PostgresLock;

@@ -30,6 +30,7 @@ mod calls;
 mod config;
 mod connection;
 mod error;
+mod fence;
 mod handover;
 mod health;
 mod lane;
@@ -39,5 +40,6 @@ mod store;
 mod wakeup;
 
 pub use config::RedisLockBuilder;
+pub use fence::ScriptFence;
 pub use redis;
 pub use store::RedisLock;

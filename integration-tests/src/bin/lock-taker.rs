@@ -6,6 +6,7 @@
 //!   acquire KEY TTL_MS WAIT_MS   → granted TOKEN | ERROR
 //!   is_held                      → true | false
 //!   release                      → released | ERROR
+//!   write URL VALUE              → written | ERROR, of the fence in that server
 //!   fork                         → child 0 when its copy of the guard is inert | child N
 //!   block MS                     → blocked; blocks its only runtime thread
 //! ```
@@ -16,7 +17,8 @@ use std::{
 };
 
 use futures_util::FutureExt;
-use lock_core::{Error, LockClient, LockGuard};
+use integration_tests::protected::Protected;
+use lock_core::{Error, LockClient, LockGuard, Ticket};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> io::Result<()> {
@@ -45,6 +47,14 @@ async fn obey(line: &str, client: &LockClient, guard: &mut Option<LockGuard>) ->
             Ok(()) => "released".into(),
             Err(why) => why.to_string(),
         },
+        (["write", url, value], Some(held)) => {
+            // Without a look at the guard, as if the request had been on its way.
+            let ticket = guard.insert(held).ticket();
+            match write(url, &ticket, value).await {
+                Ok(()) => "written".into(),
+                Err(why) => why.to_string(),
+            }
+        }
         (["fork"], Some(held)) => match fork::fork() {
             Ok(fork::Fork::Child) => in_the_child(held, client),
             Ok(fork::Fork::Parent(child)) => {
@@ -63,6 +73,14 @@ async fn obey(line: &str, client: &LockClient, guard: &mut Option<LockGuard>) ->
         }
         (words, _) => format!("cannot {words:?} now"),
     }
+}
+
+async fn write(
+    url: &str,
+    ticket: &Ticket,
+    value: &str,
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    Protected::open(url).await?.write(ticket, value).await
 }
 
 /// Exits with 0 when the copies in a forked child do nothing and say so.
