@@ -8,7 +8,7 @@ const STYLE: &str = "
     body { font: 1.1rem/1.5 system-ui, sans-serif; max-width: 34rem; margin: 3rem auto; padding: 0 1rem; color: #222; }
     table { width: 100%; border-collapse: collapse; }
     td, th { padding: .6rem .4rem; border-bottom: 1px solid #ddd; text-align: left; }
-    td:nth-child(2) { text-align: right; font-variant-numeric: tabular-nums; }
+    :is(td, th):nth-child(2) { text-align: right; font-variant-numeric: tabular-nums; }
     button { font: inherit; padding: .25rem 1rem; border: 1px solid #246; border-radius: .3rem; background: #246; color: #fff; }
     button:disabled { background: #eee; color: #888; border-color: #ccc; }
     footer { margin-top: 2rem; color: #666; font-size: .9rem; }
