@@ -25,6 +25,7 @@
 // The documentation says which feature an item needs; only docs.rs has what that takes.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod attempt;
 mod claims;
 mod config;
 mod connection;
@@ -36,7 +37,9 @@ mod keepalive;
 mod lease;
 mod list;
 mod record;
+mod release;
 mod renewal;
+mod requests;
 mod store;
 mod upkeep;
 mod view;

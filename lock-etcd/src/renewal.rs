@@ -15,7 +15,7 @@ use crate::{
     handle::Handle,
     keepalive::Alive,
     record::Name,
-    store::Read,
+    requests::Read,
     view::{self, View},
 };
 

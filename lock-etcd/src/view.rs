@@ -10,6 +10,7 @@ use lock_core::{Busy, Claim, FencingToken, StoreError};
 
 use crate::{
     error::strange,
+    lease::Lease,
     record::{Entry, Name, Names},
 };
 
@@ -171,4 +172,13 @@ pub(crate) fn term(header: Option<&ResponseHeader>) -> u64 {
 pub(crate) fn token(created: i64) -> Result<FencingToken, StoreError> {
     let token = u64::try_from(created).ok().and_then(FencingToken::new);
     token.ok_or_else(strange)
+}
+
+/// Writes an entry as it is now, with its lease or another one.
+pub(crate) fn put(entry: &Entry, lease: Option<Lease>) -> TxnOp {
+    let options = match lease {
+        Some(lease) => PutOptions::new().with_lease(lease.id),
+        None => PutOptions::new().with_ignore_lease(),
+    };
+    TxnOp::put(entry.key.as_str(), entry.value.to_bytes(), Some(options))
 }
