@@ -15,8 +15,8 @@ use tokio::sync::Notify;
 
 use crate::{
     Asker, Attempt, Busy, Capabilities, Claim, Clock, DistributedLock, Durability, FencingToken,
-    Grant, HoldId, Holder, LockInfo, LockKey, LockPage, Moment, OwnerId, Page, Release, Renewal,
-    StoreError, SystemClock, TokenSource, Ttl, Waiter,
+    Finding, Grant, HoldId, Holder, LockInfo, LockKey, LockPage, Moment, OwnerId, Page, Release,
+    Renewal, StoreError, SystemClock, TokenSource, Ttl, Waiter,
 };
 
 /// Locks in the memory of this process, for tests and for programs of one process.
@@ -396,6 +396,11 @@ impl DistributedLock for MemoryLock {
         }
         state.forget_idle(key);
         Ok(ends)
+    }
+
+    async fn examine(&self) -> Result<Vec<Finding>, StoreError> {
+        drop(self.state()?);
+        Ok(Finding::of_capabilities(&self.capabilities()))
     }
 
     async fn dedicated(&self) -> Result<Arc<dyn DistributedLock>, StoreError> {

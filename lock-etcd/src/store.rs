@@ -151,6 +151,9 @@ impl DistributedLock for EtcdLock {
     }
 
     async fn examine(&self) -> Result<Vec<Finding>, StoreError> {
+        if self.handle.connection.is_closed() {
+            return Err(StoreError::closed());
+        }
         let least = self.handle.shared.capabilities.min_ttl;
         health::findings(&self.handle.connection, least).await
     }

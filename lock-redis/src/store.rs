@@ -376,6 +376,9 @@ impl DistributedLock for RedisLock {
     }
 
     async fn examine(&self) -> Result<Vec<Finding>, StoreError> {
+        if self.lane.connection.is_closed() {
+            return Err(StoreError::closed());
+        }
         health::findings(&self.lane.connection, &self.options.prefix).await
     }
 

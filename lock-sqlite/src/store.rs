@@ -394,6 +394,9 @@ impl DistributedLock for SqliteLock {
     }
 
     async fn examine(&self) -> Result<Vec<Finding>, StoreError> {
+        if self.is_closed() {
+            return Err(StoreError::closed());
+        }
         health::findings(&self.file, &self.reader).await
     }
 

@@ -24,6 +24,7 @@ pub async fn a_closed_handle_says_so(subject: &dyn Subject) {
         store.release(claim).await.map(drop),
         store.inspect(&claim.key).await.map(drop),
         store.list("", Page::default()).await.map(drop),
+        store.examine().await.map(drop),
         store.force_release(&claim.key, None).await.map(drop),
     ];
     errors.extend(
@@ -33,7 +34,7 @@ pub async fn a_closed_handle_says_so(subject: &dyn Subject) {
             .into_iter()
             .map(|r| r.map(drop)),
     );
-    assert_eq!(errors.len(), 7);
+    assert_eq!(errors.len(), 8);
     for (verb, error) in errors.into_iter().enumerate() {
         let error = error.expect_err("the handle is closed");
         assert_eq!(error.kind(), StoreErrorKind::Closed, "verb {verb}: {error}");
