@@ -18,6 +18,7 @@ pub struct Acquire {
     ttl: Duration,
     wait: Wait,
     max_hold: Option<Duration>,
+    min_hold: Option<Duration>,
     label: Option<String>,
     owner: Option<OwnerId>,
     manual: bool,
@@ -31,6 +32,7 @@ impl Acquire {
             ttl: options.ttl,
             wait: options.wait,
             max_hold: options.max_hold,
+            min_hold: None,
             label: None,
             owner: None,
             manual: false,
@@ -53,6 +55,18 @@ impl Acquire {
     /// The longest time that the lock may be held in all, above zero, however often it is renewed.
     pub fn max_hold(mut self, limit: Duration) -> Self {
         self.max_hold = Some(limit);
+        self
+    }
+
+    /// The shortest time that the lock is held, from its grant, whatever becomes of the guard: who
+    /// releases it earlier, drops it or ends with it leaves the lock to the watchdog, or to its
+    /// lease, until then. At most [`Ttl::MAX`].
+    ///
+    /// The lease is as long at least, so that it holds without the client as well; then the lock
+    /// may be held for up to a ttl more. A forced release ends it all the same. Of an owner that
+    /// holds the lock already, the first entry's counts.
+    pub fn min_hold(mut self, time: Duration) -> Self {
+        self.min_hold = Some(time);
         self
     }
 
@@ -100,7 +114,20 @@ impl Acquire {
                 what: "max_hold is zero; it has to be longer".into(),
             });
         }
-        let ttl = Ttl::new(self.ttl)?;
+        let mut ttl = Ttl::new(self.ttl)?;
+        if let Some(min) = self.min_hold {
+            let longest = Ttl::MAX.as_duration();
+            let longest = self.max_hold.unwrap_or(longest).min(longest);
+            if min.is_zero() || min > longest {
+                return Err(Error::InvalidConfig {
+                    what: format!(
+                        "min_hold is {min:?}; it has to be above zero and at most {longest:?}, \
+                         as long as the lock may be held"
+                    ),
+                });
+            }
+            ttl = ttl.max(Ttl::new(min)?);
+        }
         let asker = match &self.label {
             Some(label) => Arc::new(Asker::this_process(Some(label))?),
             None => inner.asker.clone(),
@@ -116,6 +143,7 @@ impl Acquire {
             asker,
             wait: self.wait,
             max_hold: self.max_hold,
+            min_hold: self.min_hold.unwrap_or_default(),
             manual: self.manual,
             owner: self.owner,
             started: inner.clock.now(),

@@ -348,8 +348,19 @@ impl LockClient {
     pub async fn shutdown(self) -> ShutdownReport {
         self.close();
         let inner = &self.inner;
-        let held = inner.watchdog.forget_all();
-        let mut report = ShutdownReport::default();
+        let now = inner.clock.now();
+        let (kept, held) = inner
+            .watchdog
+            .forget_all()
+            .into_iter()
+            .partition::<Vec<_>, _>(|held| held.kept_until > now && held.lost(now).is_none());
+        for held in &kept {
+            held.lose(LostReason::Closed, now);
+        }
+        let mut report = ShutdownReport {
+            kept: kept.len(),
+            ..ShutdownReport::default()
+        };
         let mut releases = stream::iter(held)
             .map(async |held| {
                 let answer = release_for_shutdown(inner, &held).await;
@@ -406,6 +417,9 @@ async fn release_for_shutdown(inner: &Inner, held: &Held) -> Result<()> {
 pub struct ShutdownReport {
     /// How many locks were released.
     pub released: usize,
+    /// How many were not, since their [`min_hold`](Acquire::min_hold) is not over; they end with
+    /// their lease.
+    pub kept: usize,
     /// The locks that were lost before, and how.
     pub lost: BTreeMap<LockKey, LostReason>,
     /// The locks that could not be released; they end with their lease.
@@ -415,7 +429,7 @@ pub struct ShutdownReport {
 }
 
 impl ShutdownReport {
-    /// Whether nothing of this client is left in the store.
+    /// Whether nothing of this client is left in the store, but for what is kept.
     pub fn is_clean(&self) -> bool {
         self.failed.is_empty() && self.withdrawn
     }

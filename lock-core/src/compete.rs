@@ -22,6 +22,7 @@ pub(crate) struct Compete<'a> {
     pub(crate) asker: Arc<Asker>,
     pub(crate) wait: Wait,
     pub(crate) max_hold: Option<Duration>,
+    pub(crate) min_hold: Duration,
     pub(crate) manual: bool,
     /// An owner that may hold the lock already; without one it is a stranger's.
     pub(crate) owner: Option<OwnerId>,
@@ -74,9 +75,9 @@ impl Compete<'_> {
             let sent = self.inner.clock.now();
             self.metrics.attempt();
             let refusal = match pending.attempt().await {
-                // Nobody will renew it, and it may have been granted for the claim window only.
+                // It may have been granted for the claim window only, and nobody may renew it.
                 Ok(Attempt::Granted(grant))
-                    if self.manual && grant.ttl < self.ttl && !made_whole =>
+                    if self.needs_whole_lease() && grant.ttl < self.ttl && !made_whole =>
                 {
                     made_whole = true;
                     continue;
@@ -113,6 +114,10 @@ impl Compete<'_> {
                 return Err(self.refused(refusal));
             }
         }
+    }
+
+    fn needs_whole_lease(&self) -> bool {
+        self.manual || !self.min_hold.is_zero()
     }
 
     fn claim(&self, owner: OwnerId) -> Claim {
@@ -156,6 +161,7 @@ impl Compete<'_> {
             token: grant.token,
             others: grant.holds.saturating_sub(1),
             max_hold: self.max_hold,
+            kept_until: now + self.min_hold,
             manual: self.manual,
             renew_every: inner.options.renew_every,
             reentrant: self.owner.is_some(),

@@ -9,8 +9,8 @@ use std::{
 };
 
 use crate::{
-    Claim, Error, FencingToken, Handoff, LockKey, LostReason, OwnerId, Release, Renewal, Result,
-    RunError, StoreError, Ttl,
+    Claim, Error, FencingToken, Handoff, LockKey, LostReason, Moment, OwnerId, Release, Renewal,
+    Result, RunError, StoreError, Ttl,
     client::Inner,
     held::{Granted, Held},
     watchdog::Withdrawal,
@@ -259,6 +259,9 @@ impl LockGuard {
     /// Releases the lock and says how it went; of an owner that has entered more than once, this
     /// one entry.
     ///
+    /// Before its [`min_hold`](crate::Acquire::min_hold) is over, it returns at once and the lock is
+    /// released then.
+    ///
     /// No renewal is sent once this is called.
     ///
     /// # Errors
@@ -279,6 +282,9 @@ impl LockGuard {
         let Some(leaving) = leaving else {
             return Ok(()); // another entry of the same owner keeps the lock
         };
+        if leaving.kept_until.is_some() {
+            return Ok(());
+        }
         match leaving.release().await {
             Ok(Release::Released { .. }) => Ok(()),
             Ok(_) => Err(self.lost_error(LostReason::ForceReleased)),
@@ -323,9 +329,11 @@ impl LockGuard {
             return None;
         }
         self.inner.watchdog.forget(self.held.id);
-        self.held.holding.ended(self.inner.clock.now());
+        let now = self.inner.clock.now();
+        self.held.holding.ended(now);
         Some(Leaving {
             sends: self.held.is_releasable(),
+            kept_until: Some(self.held.kept_until).filter(|until| *until > now),
             inner: self.inner.clone(),
             held: self.held.clone(),
         })
@@ -356,6 +364,8 @@ struct Leaving {
     held: Arc<Held>,
     /// Whether a release has to be sent.
     sends: bool,
+    /// When, if not now.
+    kept_until: Option<Moment>,
 }
 
 impl Leaving {
@@ -382,16 +392,17 @@ impl Drop for Leaving {
         let (inner, held) = (&self.inner, &self.held);
         let now = inner.clock.now();
         let claim = held.claim.clone();
-        if held.stray {
-            let limit = inner.options.operation_timeout;
-            inner
-                .watchdog
-                .withdraw(Withdrawal::uncertain(claim, now, limit));
+        let withdrawal = if held.stray {
+            Withdrawal::uncertain(claim, now, inner.options.operation_timeout)
         } else if self.sends {
             let end = now + held.lease.valid_for(now);
-            inner
-                .watchdog
-                .withdraw(Withdrawal::certain(claim, Some(held.id), now, end));
-        }
+            Withdrawal::certain(claim, Some(held.id), now, end)
+        } else {
+            return;
+        };
+        inner.watchdog.withdraw(match self.kept_until {
+            Some(until) => withdrawal.not_before(until),
+            None => withdrawal,
+        });
     }
 }

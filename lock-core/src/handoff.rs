@@ -75,6 +75,7 @@ impl LockClient {
             token: *token,
             others: holder.holds.saturating_sub(1),
             max_hold,
+            kept_until: started,
             manual: false,
             renew_every: inner.options.renew_every,
             reentrant: false,

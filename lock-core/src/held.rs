@@ -25,6 +25,8 @@ pub(crate) struct Held {
     pub(crate) changed: Notify,
     /// When the longest allowed hold is over.
     pub(crate) cap: Moment,
+    /// Until when it is not released.
+    pub(crate) kept_until: Moment,
     /// How long before the end of trust `expiring` fires: a third of this, or of the ttl that was
     /// granted last.
     longest: Duration,
@@ -66,6 +68,7 @@ pub(crate) struct Terms {
     pub(crate) token: FencingToken,
     pub(crate) others: u32,
     pub(crate) max_hold: Option<Duration>,
+    pub(crate) kept_until: Moment,
     pub(crate) manual: bool,
     pub(crate) renew_every: Option<Duration>,
     pub(crate) reentrant: bool,
@@ -86,6 +89,7 @@ impl Held {
             guards: AtomicU32::new(1),
             changed: Notify::new(),
             cap,
+            kept_until: terms.kept_until,
             longest: terms.max_hold.unwrap_or(Duration::MAX),
             manual: terms.manual,
             renew_every: terms.renew_every,

@@ -80,6 +80,9 @@ pub async fn impossible_requests_are_not_sent(subject: &dyn Subject) {
         client.lock(&key).ttl(too_long),
         client.lock(&key).ttl(Duration::MAX),
         client.lock(&key).max_hold(Duration::ZERO),
+        client.lock(&key).min_hold(Duration::ZERO),
+        client.lock(&key).min_hold(too_long),
+        client.lock(&key).min_hold(2 * LONG).max_hold(LONG),
         client.lock(&key).label(""),
         client.lock(&key).label("a\u{7}"),
     ];

@@ -14,7 +14,7 @@ use super::{
     actor::{Actor, LONG, SHORT, Stalls, client, key, until},
     spy::Spy,
 };
-use crate::{Attempt, Error, FencingToken, Handoff, LockClient, LostReason, RunError};
+use crate::{Attempt, Error, FencingToken, Handoff, LockClient, LostReason, Outcome, RunError};
 
 /// The watchdog keeps a lock for ten ttls, though the client it came from is gone; nobody else
 /// gets in, and the release is in order. Clauses 5 and 6; A9, A10, B99.
@@ -220,6 +220,52 @@ pub async fn max_hold_ends_a_hold(subject: &dyn Subject) {
         assert!(start.elapsed() >= limit, "free after {:?}", start.elapsed());
     }
     assert!(matches!(guard.release().await, Err(Error::Lost { .. })));
+}
+
+/// A lock is held for its `min_hold`, whatever becomes of its guard, and not for its whole lease.
+/// Clause 6.
+pub async fn min_hold_outlasts_the_guard(subject: &dyn Subject) {
+    let client = client(subject).await;
+    let rivals = subject.open().await;
+    let time = Duration::from_millis(1500);
+    let acquire = |key| client.lock(key).ttl(LONG).min_hold(time);
+    let (released, dropped, done) = (key("released"), key("dropped"), key("done"));
+    let start = Instant::now();
+    let guard = acquire(&released).acquire().await.expect("the lock");
+    guard.release().await.expect("it was held");
+    drop(acquire(&dropped).acquire().await.expect("the lock"));
+    let outcome = acquire(&done).run_once(async |guard| guard.is_held()).await;
+    assert_eq!(outcome.expect("it is done"), Outcome::Done(true));
+    let again = acquire(&done).run_once(async |_| true).await;
+    let is_skipped = matches!(again, Ok(Outcome::Skipped(_)));
+    assert!(is_skipped || start.elapsed() >= time, "{again:?}");
+    for key in [&released, &dropped] {
+        Actor::on(&rivals, key, "rival").keeps_trying().await;
+        assert!(start.elapsed() >= time, "free after {:?}", start.elapsed());
+    }
+}
+
+/// Who has waited holds a lock for its `min_hold` by its lease alone, too. Clause 6.
+pub async fn min_hold_is_leased_after_a_wait(subject: &dyn Subject) {
+    let key = key("leased");
+    let client = client(subject).await;
+    let holder = Actor::open(subject, &key, "holder").await;
+    holder.enters().await;
+    let time = Duration::from_secs(600);
+    let acquire = client.lock(&key).ttl(SHORT).min_hold(time).wait(PATIENCE);
+    let waiting = tokio::spawn(acquire.acquire());
+    until("it queues", || async {
+        !holder.sees().await.waiters.is_empty()
+    })
+    .await;
+    holder.leaves().await;
+    let guard = waiting.await.expect("no panic").expect("its turn comes");
+    assert!(guard.ttl() >= time, "{:?}", guard.ttl());
+    drop(guard);
+    drop(client);
+    holder.is_refused().await;
+    let remaining = holder.sees().await.holder.expect("a holder").remaining;
+    assert!(remaining > time / 2, "{remaining:?}");
 }
 
 /// Work under a lock is stopped when the lock is lost, and its result is its own otherwise.

@@ -186,6 +186,8 @@ macro_rules! __with_behaviours {
             guard::a_forced_release_is_noticed,
             guard::a_taken_lock_is_left_alone,
             guard::max_hold_ends_a_hold,
+            guard::min_hold_outlasts_the_guard,
+            guard::min_hold_is_leased_after_a_wait,
             guard::work_stops_when_its_lock_is_lost,
             guard::a_dropped_guard_is_released,
             guard::a_guard_outlives_its_runtime,

@@ -49,6 +49,8 @@ pub(crate) struct Withdrawal {
     tries: u32,
     /// Whether the store has confirmed a release of it.
     confirmed: bool,
+    /// Whether it is for later; a client that ends leaves it to its lease.
+    kept: bool,
 }
 
 impl Withdrawal {
@@ -62,6 +64,7 @@ impl Withdrawal {
             give_up: give_up.max(now + Duration::from_secs(1)),
             tries: 0,
             confirmed: false,
+            kept: false,
         }
     }
 
@@ -76,6 +79,17 @@ impl Withdrawal {
             at: now,
             tries: 0,
             confirmed: false,
+            kept: false,
+        }
+    }
+
+    /// The same, not before its time has come.
+    pub(crate) fn not_before(self, at: Moment) -> Self {
+        Self {
+            at,
+            give_up: self.give_up.max(at + Duration::from_secs(1)),
+            kept: true,
+            ..self
         }
     }
 
@@ -171,14 +185,20 @@ impl Agenda {
     /// The client is gone: finish soon. What is uncertain is repeated for two seconds more.
     pub(crate) fn close(&mut self, now: Moment) {
         self.closing = true;
+        self.withdrawals.retain(|w| !w.kept || w.at <= now);
         for withdrawal in &mut self.withdrawals {
             withdrawal.give_up = withdrawal.give_up.min(now + Duration::from_secs(2));
         }
     }
 
-    /// Whether the store has confirmed every withdrawal; some may be repeated for safety.
+    /// Whether the store has confirmed every withdrawal that is not for later; some may be
+    /// repeated for safety.
     pub(crate) fn has_withdrawn(&self) -> bool {
-        self.withdrawing == 0 && self.withdrawals.iter().all(|w| w.confirmed)
+        self.withdrawing == 0
+            && self
+                .withdrawals
+                .iter()
+                .all(|w| w.confirmed || w.kept && w.tries == 0)
     }
 
     /// What there is to do at `now`.

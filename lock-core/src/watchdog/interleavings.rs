@@ -190,6 +190,7 @@ impl Stage {
             token: FencingToken::new(1).expect("a token"),
             others: 0,
             max_hold: None,
+            kept_until: NOW,
             manual: false,
             renew_every: None,
             reentrant: false,
