@@ -1,14 +1,14 @@
 //! What the store counts.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
 };
 
-use lock_core::DistributedLock;
+use lock_core::{DistributedLock, LockClient};
 use metrics::{
     Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit,
     with_local_recorder,
@@ -16,16 +16,29 @@ use metrics::{
 
 use crate::support::{Place, claim, granted, millis, queued, secs, until};
 
-/// Counters by `name label=value …`.
+/// Counters by `name label=value …`, and the names of all instruments with their labels.
 #[derive(Default)]
-struct Counters(parking_lot::Mutex<BTreeMap<String, Arc<AtomicU64>>>);
+struct Counters {
+    counters: parking_lot::Mutex<BTreeMap<String, Arc<AtomicU64>>>,
+    exported: parking_lot::Mutex<BTreeSet<Series>>,
+}
+
+/// A name as Prometheus has it, and a label.
+type Series = (String, String);
 
 impl Counters {
     fn count(&self, name: &str) -> u64 {
-        let counters = self.0.lock();
+        let counters = self.counters.lock();
         counters
             .get(name)
             .map_or(0, |counter| counter.load(Ordering::Relaxed))
+    }
+
+    fn export(&self, key: &Key, suffix: &str) {
+        let mut exported = self.exported.lock();
+        for label in key.labels() {
+            exported.insert((key.name().to_owned() + suffix, label.key().to_owned()));
+        }
     }
 }
 
@@ -39,14 +52,17 @@ impl Recorder for Counters {
         for label in key.labels() {
             name += &format!(" {}={}", label.key(), label.value());
         }
-        Counter::from_arc(self.0.lock().entry(name).or_default().clone())
+        self.export(key, "");
+        Counter::from_arc(self.counters.lock().entry(name).or_default().clone())
     }
 
-    fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
+    fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
+        self.export(key, "");
         Gauge::noop()
     }
 
-    fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
+    fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
+        self.export(key, "_bucket");
         Histogram::noop()
     }
 }
@@ -60,9 +76,49 @@ fn what_happens_is_counted() {
         .build()
         .unwrap();
     with_local_recorder(&counters, || runtime.block_on(happen(&counters)));
-    for name in counters.0.lock().keys() {
+    for name in counters.counters.lock().keys() {
         assert!(!name.contains("secret"), "{name} names a lock");
     }
+    the_dashboard_shows(&counters.exported.lock());
+}
+
+/// docs/grafana.json asks for every metric there is, by labels that it has, and for no other.
+fn the_dashboard_shows(exported: &BTreeSet<Series>) {
+    let dashboard = include_str!("../../../docs/grafana.json");
+    let dashboard: serde_json::Value = serde_json::from_str(dashboard).unwrap();
+    let mut shown = BTreeSet::new();
+    for panel in dashboard["panels"].as_array().unwrap() {
+        for target in panel["targets"].as_array().unwrap() {
+            for (name, label) in asked(target["expr"].as_str().unwrap()) {
+                let is_exported = exported.contains(&(name.clone(), label.clone()));
+                assert!(is_exported, "{name} has no label {label}");
+                shown.insert(name);
+            }
+        }
+    }
+    let exported: BTreeSet<_> = exported.iter().map(|(name, _)| name.clone()).collect();
+    assert_eq!(shown, exported);
+    assert_eq!(shown.len(), 13, "{shown:?}");
+}
+
+/// The metrics of an expression, each with the labels that it selects and groups by.
+fn asked(expression: &str) -> BTreeSet<Series> {
+    let mut asked = BTreeSet::new();
+    let groups = expression.split(" by (").skip(1);
+    let groups = groups.flat_map(|rest| rest.split(')').next().unwrap().split(", "));
+    // Prometheus makes `le` of the buckets itself.
+    let groups: Vec<_> = groups.filter(|label| *label != "le").collect();
+    for rest in expression.split("distlock_").skip(1) {
+        let (name, rest) = rest.split_once('{').expect("a selection of labels");
+        let (labels, _) = rest.split_once('}').unwrap();
+        let labels = labels
+            .split(',')
+            .map(|label| label.split(['=', '!']).next().unwrap());
+        for label in labels.chain(groups.iter().copied()) {
+            asked.insert((format!("distlock_{name}"), label.to_owned()));
+        }
+    }
+    asked
 }
 
 async fn happen(counters: &Counters) {
@@ -79,6 +135,8 @@ async fn happen(counters: &Counters) {
     let a = claim("secret", 30_000);
     granted(store.try_acquire(&a).await.unwrap());
     assert_eq!(counters.count(REQUESTS), 1);
+    let store: Arc<dyn DistributedLock> = Arc::new(store);
+    let _client = LockClient::new(store.clone());
     store.try_acquire(&queued("secret", 1_000)).await.unwrap();
     until(secs(20), async || counters.count(LISTEN) == 1).await;
 
