@@ -16,7 +16,7 @@ pub enum Protected {
     /// A key of Redis.
     Redis(redis::aio::MultiplexedConnection),
     /// A key of etcd.
-    Etcd(Client),
+    Etcd(Box<Client>),
 }
 
 impl Protected {
@@ -46,7 +46,7 @@ impl Protected {
             }
             Some(("etcd", addresses)) => {
                 let addresses: Vec<_> = addresses.split(',').collect();
-                Self::Etcd(Client::connect(addresses, None).await?)
+                Self::Etcd(Box::new(Client::connect(addresses, None).await?))
             }
             _ => return Err(format!("no data at {url}").into()),
         })
