@@ -152,6 +152,12 @@ pub(crate) struct Run {
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub(crate) max_hold: Option<Duration>,
 
+    /// How long the lock stays taken at least, even if the command ends earlier
+    ///
+    /// It is then held by its lease, for the ttl or this time, whichever is longer.
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    pub(crate) min_hold: Option<Duration>,
+
     /// What to do when the lock is lost
     #[arg(long, value_name = "ACTION", value_enum, default_value_t = OnLost::Kill)]
     pub(crate) on_lost: OnLost,

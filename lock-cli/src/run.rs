@@ -61,6 +61,9 @@ async fn acquire(client: &LockClient, args: &Run, owner: OwnerId) -> distlock::R
     if let Some(limit) = args.max_hold {
         acquire = acquire.max_hold(limit);
     }
+    if let Some(time) = args.min_hold {
+        acquire = acquire.min_hold(time);
+    }
     if let Some(label) = &claim.label {
         acquire = acquire.label(label);
     }

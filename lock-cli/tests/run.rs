@@ -314,6 +314,17 @@ fn max_hold_ends_the_command() {
     assert!(place.is_free("k"));
 }
 
+#[test]
+fn min_hold_outlasts_the_command() {
+    let place = Place::new();
+    let job = || output(&mut place.run_script("k --no-wait --min-hold 1h", "exit 3"));
+    assert_eq!(job().status.code(), Some(3));
+    assert_eq!(job().status.code(), Some(200), "another one's is busy");
+    assert!(!place.is_free("k"));
+    let impossible = output(&mut place.run_script("m --min-hold 2s --max-hold 1s", "exit 3"));
+    assert_eq!(impossible.status.code(), Some(205), "{impossible:?}");
+}
+
 /// B112: with `--on-lost warn` the command goes on and its code counts.
 #[test]
 fn on_lost_warn_lets_the_command_go_on() {
