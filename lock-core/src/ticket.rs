@@ -6,7 +6,8 @@ use crate::{FencingToken, LockGuard, LockKey, OwnerId};
 
 /// Under which lock, which grant of it and by which owner something is written.
 ///
-/// [`LockGuard::ticket`] makes it. It can be sent to the service that does the work.
+/// [`LockGuard::ticket`] makes it. It can be sent to the service that does the work, if that is
+/// trusted: whoever knows the owner can enter the lock.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Ticket {
     /// The lock.
