@@ -80,13 +80,14 @@ pub async fn an_acquire_dropped_at_any_poll_leaves_nothing(subject: &dyn Subject
 }
 
 /// Drops `drops` acquires after 0, 1, 2, … polls, on free and on busy locks, and checks that each
-/// lock is free soon afterwards.
-pub async fn drop_acquires(subject: &dyn Subject, drops: usize) {
+/// lock is free soon afterwards; the longest that it took.
+pub async fn drop_acquires(subject: &dyn Subject, drops: usize) -> Duration {
     const AT_ONCE: usize = 10;
     let client = client(subject).await;
     let others = subject.open().await;
+    let mut longest = Duration::ZERO;
     for round in (0..drops).step_by(AT_ONCE) {
-        join_all((round..drops.min(round + AT_ONCE)).map(async |drop| {
+        let took = join_all((round..drops.min(round + AT_ONCE)).map(async |drop| {
             let key = key("dropped-acquire");
             let holder = Actor::on(&others, &key, "holder");
             let (is_busy, polls) = (drop % 2 == 1, drop / 2 % 12);
@@ -117,15 +118,19 @@ pub async fn drop_acquires(subject: &dyn Subject, drops: usize) {
                 next.sees().await.waiters.is_empty()
             })
             .await;
+            let took = start.elapsed();
             next.leaves().await;
+            took
         }))
         .await;
+        longest = took.into_iter().fold(longest, Duration::max);
     }
     // What was late has had its time: nothing came back.
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(client.held(), 0);
     let left = client.shutdown().await;
     assert!(left.failed.is_empty() && left.released == 0, "{left:?}");
+    longest
 }
 
 /// A waiter that is cancelled just when the lock comes to it passes it on. Clauses 8 and 12; A29,
