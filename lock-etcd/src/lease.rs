@@ -66,9 +66,13 @@ impl Lease {
         (self.renewed + self.length()).since(now).min(self.ttl())
     }
 
-    /// When it has to be kept alive while nobody else does it.
+    /// When it has to be kept alive while nobody renews it: those of waiters and those in the pool,
+    /// with which no hold is lost. So not as early as a holder's, and in time to ask other members.
     pub(crate) fn due(&self) -> Moment {
-        self.renewed + self.length() / 3
+        const IN_TIME: Duration = Duration::from_millis(1500);
+        let length = self.length();
+        let late = length.saturating_sub(IN_TIME.max(length * 3 / 10));
+        self.renewed + late.max(length / 3)
     }
 
     fn length(&self) -> Duration {
