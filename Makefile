@@ -1,6 +1,6 @@
 CARGO ?= cargo
 
-.PHONY: help demo test load campaign endurance lint features doc bench
+.PHONY: help demo test load campaign endurance lint features doc bench wear
 
 help: ## what there is to make
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
@@ -32,5 +32,11 @@ features: ## every two features together, and what a feature brings along
 doc: ## the documentation of the crates, in target/doc
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --lib --all-features --no-deps
 
-bench: ## the benchmarks, in target/criterion
-	$(CARGO) bench --workspace --all-features --bench '*'
+bench: ## stores and other libraries side by side, in a quarter of an hour: target/bench/report.html
+	.ci/packages
+	mkdir -p target/bench
+	$(CARGO) run --release -p peers -- --seconds 1 --json target/bench/report.json \
+		--html target/bench/report.html --markdown target/bench/report.md
+
+wear: ## what very many cycles leave behind, in Postgres' tables and in etcd's history
+	$(CARGO) bench -p integration-tests --bench '*'

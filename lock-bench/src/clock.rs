@@ -1,6 +1,6 @@
 //! Clocks and counters of this process and machine.
 
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 
 use rustix::time::{ClockId, clock_gettime};
 
@@ -29,13 +29,40 @@ pub(crate) fn memory() -> Option<u64> {
     Some(kibibytes * 1024)
 }
 
-/// The sockets that this process has open; `None` where /proc does not tell.
-pub(crate) fn sockets() -> Option<usize> {
+/// The TCP connections that this process has open; `None` where /proc does not tell.
+pub(crate) fn connections() -> Option<usize> {
+    let mut known = HashSet::new();
+    for table in ["/proc/self/net/tcp", "/proc/self/net/tcp6"] {
+        let table = std::fs::read_to_string(table).unwrap_or_default();
+        let inodes = table.lines().skip(1);
+        known.extend(inodes.filter_map(|line| {
+            let inode = line.split_whitespace().nth(9)?;
+            Some(format!("socket:[{inode}]"))
+        }));
+    }
     let open = std::fs::read_dir("/proc/self/fd").ok()?;
     let links = open.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
     Some(
         links
-            .filter(|link| link.to_string_lossy().starts_with("socket:"))
+            .filter(|link| known.contains(&*link.to_string_lossy()))
             .count(),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    #[test]
+    fn a_connection_counts() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let before = connections();
+        let _connection = TcpStream::connect(address).expect("a connection");
+        if let Some(before) = before {
+            assert_eq!(connections(), Some(before + 1));
+        }
+    }
 }

@@ -108,7 +108,7 @@ impl Plan {
             at_rest: 1000,
             rest: Duration::from_secs(6),
             watch_rest: Duration::from_secs(4),
-            growth: vec![10, 1_000, 10_000, 100_000],
+            growth: vec![10, 1_000, 100_000],
             growing: Duration::from_secs(30),
             watch_growing: Duration::from_secs(10),
         }

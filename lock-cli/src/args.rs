@@ -101,6 +101,10 @@ pub(crate) enum Command {
         #[arg(long)]
         strict: bool,
     },
+    /// Measure stores side by side, next to the bare store; see `distlock bench --help`
+    #[cfg(feature = "bench")]
+    #[command(disable_help_flag = true)]
+    Bench,
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -201,6 +205,12 @@ pub(crate) fn refuse(why: &clap::Error) -> i32 {
         let _ = why.print();
     }
     Kind::Usage.exit_code(base)
+}
+
+/// The exit code base where no option sets one.
+#[cfg(feature = "bench")]
+pub(crate) fn exit_code_base() -> u8 {
+    base_of_unreadable(&[])
 }
 
 /// The exit code base of a command line that clap cannot read.

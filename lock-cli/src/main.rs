@@ -5,6 +5,8 @@
 compile_error!("the distlock program needs process groups and signals, so a Unix");
 
 mod args;
+#[cfg(feature = "bench")]
+mod bench;
 mod doctor;
 mod failure;
 mod group;
@@ -30,6 +32,10 @@ fn main() {
     let code = match args.next().as_ref().and_then(|arg| arg.to_str()) {
         Some(keeper::NAME) => keeper::main(),
         Some(terminal::TAKE) => terminal::take(args),
+        #[cfg(feature = "bench")]
+        Some(lock_bench::WORKER) => lock_bench::serve(lock_bench::ours),
+        #[cfg(feature = "bench")]
+        Some(bench::NAME) => bench::main(),
         _ => program(),
     };
     process::exit(code)
@@ -67,6 +73,8 @@ fn dispatch(args: Args) -> Result<i32, Failure> {
         Command::Inspect { key } => block_on(verbs::inspect(key, global)),
         Command::List { prefix } => block_on(verbs::list(prefix, global)),
         Command::Doctor { strict } => block_on(doctor::doctor(strict, global)),
+        #[cfg(feature = "bench")]
+        Command::Bench => Err(bench::misplaced()),
         Command::Release { key, token, .. } => block_on(verbs::release(key, token, global)),
     }
 }

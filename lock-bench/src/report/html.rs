@@ -1,22 +1,24 @@
 //! One page, readable without scripts.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
+use plotters::style::RGBColor;
 
 use super::{
-    plot::Plot,
+    plot::{self, Bar, Bars, Line, Lines},
     table::{self, Table},
 };
-use crate::{Kind, Metric, Report, Result, Scenario};
+use crate::{Kind, Metric, Record, Report, Result, Scenario, record::FLOOR};
 
 const STYLE: &str = "
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 82rem; margin: 2rem auto; padding: 0 1rem; color: #222; background: #fff }
 h2 { margin-top: 2.5rem; border-bottom: 1px solid #ddd }
-.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(22rem, 1fr)); gap: 1rem }
+.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(30rem, 1fr)); gap: 1rem }
 figure { margin: 0 } svg { width: 100%; height: auto }
 .wide { overflow-x: auto }
 table { border-collapse: collapse; font-size: 0.86rem; margin: 0.5rem 0 1rem }
-th, td { border: 1px solid #ddd; padding: 0.25rem 0.6rem; text-align: left; white-space: nowrap }
-td:nth-child(n+3) { font-variant-numeric: tabular-nums }
+th, td { border: 1px solid #ddd; padding: 0.25rem 0.6rem; text-align: left; white-space: nowrap; vertical-align: top }
+.words td, .words th { white-space: normal; min-width: 5rem }
+tbody td:nth-child(n+3) { font-variant-numeric: tabular-nums }
 tr.ours { background: #e8f5f0; font-weight: 600 } tr.floor { color: #666 }
 ";
 
@@ -27,7 +29,9 @@ pub(super) fn page(report: &Report) -> Result<String> {
         .filter(|section| tables.iter().any(|table| section.has(table)))
         .map(|section| section.draw(report, &tables))
         .collect::<Result<Vec<_>>>()?;
-    let others = tables.iter().filter(|table| table.scenario.is_none());
+    let others = |table: &&Table| table.scenario.is_none();
+    let first: Vec<_> = tables.iter().take_while(others).collect();
+    let last = tables.iter().skip(first.len()).filter(others);
     let page = html! {
         (DOCTYPE)
         html lang="en" {
@@ -43,10 +47,12 @@ pub(super) fn page(report: &Report) -> Result<String> {
                 p { (report.versions.join(" · ")) }
                 p {
                     "The floor is the bare store: the same requests from the same client library, "
-                    "and no more. Figures are medians of interleaved rounds."
+                    "and no more; figures in brackets are multiples of it. Figures are medians of "
+                    "interleaved rounds; both axes of a plot are logarithmic."
                 }
+                @for table in &first { h2 { (table.title) } (drawn(table)) }
                 @for section in &sections { (section) }
-                @for other in others { h2 { (other.title) } (drawn(other)) }
+                @for table in last { h2 { (table.title) } (drawn(table)) }
             }
         }
     };
@@ -68,6 +74,9 @@ enum Drawn {
     Times(Scenario, usize, Metric, &'static str),
     /// One plot of distlock on all stores: a metric over the number of tasks.
     Stores(Scenario, Metric, &'static str, &'static str),
+    /// One plot of all contenders on all stores: a metric at the largest number of tasks; its
+    /// title, and what the axis says.
+    Bars(Scenario, Metric, &'static str, &'static str),
 }
 
 const SECTIONS: &[Section] = &[
@@ -93,7 +102,12 @@ const SECTIONS: &[Section] = &[
     Section {
         title: "Re-entry",
         scenarios: &[Scenario::Reentry],
-        plots: &[],
+        plots: &[Drawn::Bars(
+            Scenario::Reentry,
+            Metric::ReentryLatency,
+            "To enter again and leave",
+            "µs",
+        )],
     },
     Section {
         title: "Many compete for one key",
@@ -123,17 +137,83 @@ const SECTIONS: &[Section] = &[
                 Metric::HandoverLatency,
                 "release to grant, µs",
             ),
+            Drawn::Bars(
+                Scenario::Handover,
+                Metric::RequestsPerHandover,
+                "Requests for a hand-over",
+                "requests",
+            ),
+            Drawn::Bars(
+                Scenario::HandoverProcesses,
+                Metric::HandoverLatency,
+                "Release to grant, in four processes",
+                "µs",
+            ),
         ],
     },
     Section {
         title: "A holder dies",
         scenarios: &[Scenario::Death],
-        plots: &[],
+        plots: &[Drawn::Bars(
+            Scenario::Death,
+            Metric::DeathToGrant,
+            "Death to the next grant",
+            "ms",
+        )],
     },
     Section {
         title: "At rest",
         scenarios: &[Scenario::Held, Scenario::Waiting],
-        plots: &[],
+        plots: &[
+            Drawn::Bars(
+                Scenario::Held,
+                Metric::RequestsPerSecond,
+                "Requests",
+                "requests a second",
+            ),
+            Drawn::Bars(
+                Scenario::Held,
+                Metric::Connections,
+                "Connections of the client",
+                "connections",
+            ),
+            Drawn::Bars(
+                Scenario::Held,
+                Metric::ClientCpu,
+                "Processor time of the client",
+                "ms a second",
+            ),
+            Drawn::Bars(
+                Scenario::Held,
+                Metric::ClientMemory,
+                "Memory of the client",
+                "KiB",
+            ),
+            Drawn::Bars(
+                Scenario::Waiting,
+                Metric::RequestsPerSecond,
+                "Requests",
+                "requests a second",
+            ),
+            Drawn::Bars(
+                Scenario::Waiting,
+                Metric::Connections,
+                "Connections of the client",
+                "connections",
+            ),
+            Drawn::Bars(
+                Scenario::Waiting,
+                Metric::ClientCpu,
+                "Processor time of the client",
+                "ms a second",
+            ),
+            Drawn::Bars(
+                Scenario::Waiting,
+                Metric::ClientMemory,
+                "Memory of the client",
+                "KiB",
+            ),
+        ],
     },
     Section {
         title: "More and more locks",
@@ -179,44 +259,101 @@ impl Section {
 impl Drawn {
     fn of(&self, report: &Report) -> Result<Vec<String>> {
         match self {
-            Self::OverTasks(scenario, metric, across, up) => stores(report)
+            Self::OverTasks(scenario, metric, across, up) => report
+                .stores()
                 .into_iter()
                 .filter_map(|store| {
-                    let lines = names(report, store).into_iter().map(|name| {
-                        let points = over_tasks(report, store, &name, *scenario, *metric);
-                        (name, points)
+                    let colours = Colours::of(report, store);
+                    let lines = colours.names().map(|name| Line {
+                        name: name.to_owned(),
+                        colour: colours.colour(name),
+                        points: over_tasks(report, store, name, *scenario, *metric),
                     });
-                    plot(&store.to_string(), across, up, lines.collect(), 2)
+                    lines_plot(store.to_string(), across, up, lines.collect())
                 })
                 .collect(),
             Self::Stores(scenario, metric, across, up) => {
-                let lines = stores(report).into_iter().map(|store| {
-                    let points = over_tasks(report, store, "distlock", *scenario, *metric);
-                    (store.to_string(), points)
+                let lines = report.stores().into_iter().map(|store| Line {
+                    name: store.to_string(),
+                    colour: plot::of_store(store),
+                    points: over_tasks(report, store, "distlock", *scenario, *metric),
                 });
-                plot("distlock on each store", across, up, lines.collect(), 2)
+                let title = "distlock on each store".to_owned();
+                lines_plot(title, across, up, lines.collect())
                     .into_iter()
                     .collect()
             }
-            Self::Times(scenario, tasks, metric, up) => stores(report)
+            Self::Times(scenario, tasks, metric, up) => report
+                .stores()
                 .into_iter()
                 .filter_map(|store| {
+                    let colours = Colours::of(report, store);
                     let of = report.distributions.iter().filter(|one| {
                         (one.store, one.scenario, one.tasks, one.metric)
                             == (store, *scenario, *tasks, *metric)
                     });
-                    let lines = of.map(|one| {
-                        let points = one.points.iter();
-                        let points = points.map(|(share, time)| (1.0 / (1.0 - share), *time));
-                        (one.contender.clone(), points.collect())
+                    let lines = of.map(|one| Line {
+                        name: one.contender.clone(),
+                        colour: colours.colour(&one.contender),
+                        points: one
+                            .points
+                            .iter()
+                            .map(|(share, time)| (1.0 / (1.0 - share), *time))
+                            .collect(),
                     });
                     let title = format!("{store}: {tasks} {}", table::sized(*scenario));
-                    plot(&title, "one in so many is slower", up, lines.collect(), 2)
+                    lines_plot(title, "one in so many is slower", up, lines.collect())
                 })
                 .collect(),
+            Self::Bars(scenario, metric, title, across) => {
+                let of = |one: &&Record| (one.scenario, one.metric) == (*scenario, *metric);
+                let records: Vec<_> = report.records.iter().filter(of).collect();
+                let Some(most) = records.iter().map(|one| one.tasks).max() else {
+                    return Ok(Vec::new());
+                };
+                let largest = || records.iter().copied().filter(|one| one.tasks == most);
+                let bars = table::who(largest()).into_iter().flat_map(|(store, name)| {
+                    let colour = Colours::of(report, store).colour(name);
+                    let of = move |one: &&Record| (one.store, &*one.contender) == (store, name);
+                    largest().filter(of).map(move |one| Bar {
+                        name: format!("{store} {name}"),
+                        colour,
+                        value: one.median,
+                    })
+                });
+                let size = table::number(most as f64);
+                let plot = Bars {
+                    title: &format!("{title}: {size} {}", table::sized(*scenario)),
+                    across,
+                    bars: bars.collect(),
+                };
+                plot.svg().map(|svg| vec![svg])
+            }
         }
     }
 }
+
+/// Who has which colour on a store, the same in every plot.
+struct Colours<'a>(Vec<&'a str>);
+
+impl<'a> Colours<'a> {
+    fn of(report: &'a Report, store: Kind) -> Self {
+        let of = report.records.iter().filter(|one| one.store == store);
+        Self(table::who(of).into_iter().map(|(_, name)| name).collect())
+    }
+
+    fn names(&self) -> impl Iterator<Item = &'a str> {
+        self.0.iter().copied()
+    }
+
+    fn colour(&self, name: &str) -> RGBColor {
+        let others = self.0.iter().filter(|one| !OURS.contains(one));
+        let place = others.take_while(|one| **one != name).count();
+        plot::of_contender(name, place)
+    }
+}
+
+const OURS: [&str; 2] = ["distlock", FLOOR];
 
 fn over_tasks(
     report: &Report,
@@ -233,40 +370,24 @@ fn over_tasks(
     of.map(|one| (one.tasks as f64, one.median)).collect()
 }
 
-/// Nothing, when no line has enough points.
-fn plot(
-    title: &str,
+/// Nothing, when no line has two points.
+fn lines_plot(
+    title: String,
     across: &str,
     up: &str,
-    mut lines: Vec<(String, Vec<(f64, f64)>)>,
-    enough: usize,
+    mut lines: Vec<Line>,
 ) -> Option<Result<String>> {
-    lines.retain(|(_, points)| points.len() >= enough);
+    lines.retain(|line| line.points.len() > 1);
     if lines.is_empty() {
         return None;
     }
-    let plot = Plot {
-        title,
+    let plot = Lines {
+        title: &title,
         across,
         up,
         lines,
     };
     Some(plot.svg())
-}
-
-fn stores(report: &Report) -> Vec<Kind> {
-    let mut stores: Vec<_> = report.records.iter().map(|one| one.store).collect();
-    stores.sort();
-    stores.dedup();
-    stores
-}
-
-fn names(report: &Report, store: Kind) -> Vec<String> {
-    let of = report.records.iter().filter(|one| one.store == store);
-    let mut names: Vec<_> = of.map(|one| one.contender.clone()).collect();
-    names.sort();
-    names.dedup();
-    names
 }
 
 fn drawn(table: &Table) -> Markup {
@@ -278,7 +399,7 @@ fn drawn(table: &Table) -> Markup {
     html! {
         p { (table.text) }
         div.wide {
-            table {
+            table class=(if table.scenario.is_none() { "words" } else { "figures" }) {
                 thead { tr { @for cell in &table.head { th { (cell) } } } }
                 tbody {
                     @for row in &table.rows {

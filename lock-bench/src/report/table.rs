@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use crate::{Kind, Metric, Record, Report, Scenario};
+use super::summary;
+use crate::{Kind, Metric, Record, Report, Scenario, record::FLOOR};
 
 /// A title, a sentence, and rows of text.
 pub(super) struct Table {
@@ -13,9 +14,12 @@ pub(super) struct Table {
     pub(super) rows: Vec<Vec<String>>,
 }
 
-/// Who takes part first, then one for each scenario and metric, then what is missing.
+/// The few figures that one asks for first, and who takes part; then one for each scenario and
+/// metric; then what is missing.
 pub(super) fn all(report: &Report) -> Vec<Table> {
     let mut tables = Vec::new();
+    tables.extend(summary::others(report));
+    tables.extend(summary::growth(report));
     tables.extend(features(report));
     let metrics: BTreeSet<(Scenario, Metric)> = report
         .records
@@ -64,7 +68,7 @@ fn features(report: &Report) -> Option<Table> {
     Some(Table {
         scenario: None,
         title: "Who takes part".to_owned(),
-        text: "What each gives besides speed; `floor` is the bare store.".to_owned(),
+        text: "What each gives besides speed; the floor is the bare store.".to_owned(),
         head: head.map(str::to_owned).to_vec(),
         rows: rows.collect(),
     })
@@ -77,15 +81,7 @@ fn figures(report: &Report, scenario: Scenario, metric: Metric) -> Table {
         .filter(|record| (record.scenario, record.metric) == (scenario, metric))
         .collect();
     let sizes: BTreeSet<usize> = records.iter().map(|record| record.tasks).collect();
-    let mut who: Vec<(Kind, &str)> = Vec::new();
-    for record in &records {
-        let one = (record.store, record.contender.as_str());
-        if !who.contains(&one) {
-            who.push(one);
-        }
-    }
-    // distlock, then the floor, then the others by name.
-    who.sort_by_key(|(store, name)| (*store, *name != "distlock", *name != "floor", *name));
+    let who = who(records.iter().copied());
     let rows = who.iter().map(|(store, name)| {
         let mut row = vec![store.to_string(), (*name).to_owned()];
         row.extend(sizes.iter().map(|size| {
@@ -114,13 +110,23 @@ fn figures(report: &Report, scenario: Scenario, metric: Metric) -> Table {
     }
 }
 
+/// Of each store distlock, then the floor, then the others by name.
+pub(super) fn who<'a>(records: impl Iterator<Item = &'a Record>) -> Vec<(Kind, &'a str)> {
+    let mut who: Vec<_> = records
+        .map(|record| (record.store, record.contender.as_str()))
+        .collect();
+    who.sort_by_key(|(store, name)| (*store, *name != "distlock", *name != FLOOR, *name));
+    who.dedup();
+    who
+}
+
 /// `median / 99th percentile (times the floor)`.
 fn cell(record: &Record) -> String {
     let mut text = number(record.median);
     if let Some(p99) = record.p99 {
         text = format!("{text} / {}", number(p99));
     }
-    if let Some(ratio) = record.ratio.filter(|_| record.contender != "floor") {
+    if let Some(ratio) = record.ratio.filter(|_| record.contender != FLOOR) {
         text = format!("{text} ({}×)", number(ratio));
     }
     text
@@ -210,14 +216,18 @@ pub(super) fn sized(scenario: Scenario) -> &'static str {
 fn what(scenario: Scenario) -> &'static str {
     match scenario {
         Scenario::Pairs => "Tasks acquire and release, each its own key.",
-        Scenario::Reentry => "A holder enters its lock again, and leaves again.",
+        Scenario::Reentry => {
+            "A holder enters its lock again, and leaves again; who is not here cannot."
+        }
         Scenario::Handover => {
             "Tasks of one process compete for one key; the floor is one task alone, since the bare store has no waiters."
         }
         Scenario::HandoverProcesses => {
             "Four processes compete for one key; the floor is one task alone."
         }
-        Scenario::Death => "A holder with a lease of 2 s is killed while somebody waits.",
+        Scenario::Death => {
+            "A holder with a lease of 2 s is killed 1 s after its grant, while somebody waits."
+        }
         Scenario::Held => {
             "Locks with a lease of 6 s are held; the floor renews each with a request of its own every 2 s."
         }

@@ -52,13 +52,15 @@ async fn pairs(
             let key = format!("pairs/{task}");
             let mut times = histogram();
             let mut before = now();
-            while before < end {
+            loop {
                 locks.acquire(&key).await?.release().await?;
                 let after = now();
                 times.saturating_record(after - before);
                 before = after;
+                if after >= end {
+                    return Ok::<_, Error>(times);
+                }
             }
-            Ok::<_, Error>(times)
         });
     }
     let mut all = histogram();

@@ -14,7 +14,8 @@ pub(super) async fn run(ring: &mut Ring<'_>) -> Result<()> {
             let name = ring.name(entry.index);
             let end = now() + ring.plan.round.as_nanos() as u64 / 4;
             match reentry(&*entry.locks, end).await {
-                None => ring.sheet.gap(name, SCENARIO, 1, "it cannot enter again"),
+                // It cannot.
+                None => {}
                 Some(Ok(times)) => {
                     let metric = Metric::ReentryLatency;
                     ring.sheet.times(name, SCENARIO, 1, metric, &times);
@@ -35,7 +36,7 @@ async fn reentry(locks: &dyn Locks, end: u64) -> Option<Result<Histogram<u64>>> 
     };
     let mut times = histogram();
     let mut before = now();
-    while before < end {
+    while times.is_empty() || before < end {
         let inner = match locks.enter(key).await? {
             Ok(inner) => inner,
             Err(why) => return Some(Err(why)),

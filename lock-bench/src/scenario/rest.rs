@@ -4,7 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use serde::{Deserialize, Serialize};
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::{
+    task::{JoinHandle, JoinSet},
+    time::Instant,
+};
 
 use super::Ring;
 use crate::{
@@ -118,7 +121,7 @@ fn note_rest(
         }
     };
     put(Metric::RequestsPerSecond, requests);
-    put(Metric::Connections, rest.sockets);
+    put(Metric::Connections, rest.connections);
     put(Metric::ClientCpu, Some(rest.cpu * 1e3 / rest.seconds));
     put(
         Metric::ClientMemory,
@@ -153,8 +156,8 @@ pub(crate) struct Rest {
     cpu: f64,
     /// Bytes that came with the locks.
     memory: Option<f64>,
-    /// Sockets that came with the contender.
-    sockets: Option<f64>,
+    /// Connections that came with the contender.
+    connections: Option<f64>,
 }
 
 /// Locks that are held, and waiters that wait.
@@ -164,7 +167,7 @@ pub(crate) struct AtRest {
     renewing: JoinHandle<()>,
     waiting: JoinSet<Result<()>>,
     memory: Option<u64>,
-    sockets: Option<usize>,
+    connections: Option<usize>,
 }
 
 impl AtRest {
@@ -174,7 +177,7 @@ impl AtRest {
         target: &Target,
         size: Size,
     ) -> Result<Self> {
-        let sockets = clock::sockets();
+        let connections = clock::connections();
         let open = contender.open(target).await?;
         // The first one brings what all share.
         open.acquire("first").await?.release().await?;
@@ -197,7 +200,7 @@ impl AtRest {
             renewing,
             waiting,
             memory,
-            sockets,
+            connections,
         })
     }
 
@@ -209,9 +212,9 @@ impl AtRest {
             seconds: (clock::now() - begin) as f64 / 1e9,
             cpu: (clock::cpu() - cpu).as_secs_f64(),
             memory: grown(self.memory, clock::memory()),
-            sockets: self
-                .sockets
-                .zip(clock::sockets())
+            connections: self
+                .connections
+                .zip(clock::connections())
                 .map(|(before, after)| after.saturating_sub(before) as f64),
         };
         if let Some(ended) = self.waiting.try_join_next() {
@@ -247,8 +250,10 @@ async fn acquire_all(open: &Arc<dyn Locks>, keys: &[String]) -> Result<Vec<Box<d
 
 /// Does what a user of a contender that does not renew by itself would have to do.
 async fn renew_all(open: Arc<dyn Locks>, keys: Vec<String>, pause: Duration) {
+    // In the middle between the beginning and the end of what is watched.
+    let mut turns = tokio::time::interval_at(Instant::now() + pause / 2, pause);
     loop {
-        tokio::time::sleep(pause).await;
+        turns.tick().await;
         let renewals = stream::iter(keys.clone()).map(|key| {
             let open = open.clone();
             async move { open.renew(&key).await }

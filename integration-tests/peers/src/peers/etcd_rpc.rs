@@ -1,10 +1,11 @@
 //! The server's own locks: a lease, Lock, Unlock, and the end of the lease.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use etcd_client::{Client, LockOptions};
 use lock_bench::{Contender, Error, Features, Held, Locks, Result, Target};
+use tokio::task::JoinHandle;
 
 pub(crate) struct EtcdRpc;
 
@@ -20,7 +21,7 @@ impl Contender for EtcdRpc {
             order: "first come, first served",
             token: "the revision of its key",
             loss: "no",
-            renewal: "by hand",
+            renewal: "by hand; here by a stream for each",
             connections: "one in all",
             waiting: "told by the store",
         }
@@ -32,7 +33,7 @@ impl Contender for EtcdRpc {
                 .await
                 .map_err(failed)?,
             prefix: target.prefix.clone(),
-            ttl: target.ttl.as_secs() as i64,
+            ttl: target.ttl,
         }))
     }
 }
@@ -50,7 +51,7 @@ fn failed(why: etcd_client::Error) -> Error {
 struct Open {
     client: Client,
     prefix: String,
-    ttl: i64,
+    ttl: Duration,
 }
 
 #[async_trait]
@@ -58,10 +59,12 @@ impl Locks for Open {
     async fn acquire(&self, key: &str) -> Result<Box<dyn Held>> {
         let mut client = self.client.clone();
         let lease = client
-            .lease_grant(self.ttl, None)
+            .lease_grant(self.ttl.as_secs() as i64, None)
             .await
             .map_err(failed)?
             .id();
+        // It has to live while it waits, too.
+        let keeping = Keeping(tokio::spawn(keep(client.clone(), lease, self.ttl)));
         let on_lease = LockOptions::new().with_lease(lease);
         let name = format!("{}/rpc/{key}", self.prefix);
         let locked = client.lock(name, Some(on_lease)).await.map_err(failed)?;
@@ -69,7 +72,28 @@ impl Locks for Open {
             key: locked.key().to_owned(),
             client,
             lease,
+            keeping,
         }))
+    }
+}
+
+/// What is left to its user.
+async fn keep(mut client: Client, lease: i64, ttl: Duration) {
+    tokio::time::sleep(ttl / 3).await;
+    let Ok((mut keeper, mut answers)) = client.lease_keep_alive(lease).await else {
+        return;
+    };
+    while keeper.keep_alive().await.is_ok() && answers.message().await.is_ok() {
+        tokio::time::sleep(ttl / 3).await;
+    }
+}
+
+/// Ends when it is dropped.
+struct Keeping(JoinHandle<()>);
+
+impl Drop for Keeping {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }
 
@@ -77,11 +101,13 @@ struct Guard {
     client: Client,
     key: Vec<u8>,
     lease: i64,
+    keeping: Keeping,
 }
 
 #[async_trait]
 impl Held for Guard {
     async fn release(mut self: Box<Self>) -> Result<()> {
+        self.keeping.0.abort();
         let key = std::mem::take(&mut self.key);
         self.client.unlock(key).await.map_err(failed)?;
         let ended = self.client.lease_revoke(self.lease).await;

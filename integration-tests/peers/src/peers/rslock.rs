@@ -4,7 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use lock_bench::{Contender, Error, Features, Held, Locks, Result, Target};
-use rslock::{LockGuard, LockManager};
+use rslock::{Lock, LockManager};
+use tokio::task::JoinHandle;
 
 pub(crate) struct Rslock;
 
@@ -20,7 +21,7 @@ impl Contender for Rslock {
             order: "no",
             token: "no",
             loss: "no",
-            renewal: "by hand, or in `using`",
+            renewal: "by hand; here by a task for each",
             connections: "one in all",
             waiting: "asks again after up to 200 ms",
         }
@@ -49,18 +50,40 @@ struct Open {
 impl Locks for Open {
     async fn acquire(&self, key: &str) -> Result<Box<dyn Held>> {
         let key = format!("{}:rslock:{key}", self.prefix);
-        let guard = self.manager.acquire(key.as_bytes(), self.ttl).await;
-        let guard = guard.map_err(|why| Error::failed("rslock", why))?;
-        Ok(Box::new(Guard(guard)))
+        let lock = self
+            .manager
+            .acquire_no_guard(key.as_bytes(), self.ttl)
+            .await;
+        let lock = Arc::new(lock.map_err(|why| Error::failed("rslock", why))?);
+        Ok(Box::new(Guard {
+            renewing: tokio::spawn(renew(self.manager.clone(), lock.clone(), self.ttl)),
+            manager: self.manager.clone(),
+            lock,
+        }))
     }
 }
 
-struct Guard(LockGuard);
+/// What is left to its user.
+async fn renew(manager: LockManager, lock: Arc<Lock>, ttl: Duration) {
+    loop {
+        tokio::time::sleep(ttl / 3).await;
+        if manager.extend(&lock, ttl).await.is_err() {
+            return;
+        }
+    }
+}
+
+struct Guard {
+    manager: LockManager,
+    lock: Arc<Lock>,
+    renewing: JoinHandle<()>,
+}
 
 #[async_trait]
 impl Held for Guard {
     async fn release(self: Box<Self>) -> Result<()> {
-        self.0.release().await;
+        self.renewing.abort();
+        self.manager.unlock(&self.lock).await;
         Ok(())
     }
 }
