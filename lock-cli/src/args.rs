@@ -77,6 +77,20 @@ pub(crate) enum Command {
         #[arg(default_value = "", hide_default_value = true)]
         prefix: String,
     },
+    /// Watch the locks as they change, at a terminal
+    ///
+    /// Looks more than once a second, and less often when there are more than a thousand locks.
+    #[cfg(feature = "watch")]
+    Watch {
+        /// Only those whose name starts with this
+        #[arg(default_value = "", hide_default_value = true)]
+        prefix: String,
+    },
+    /// Show the locks as they change on a web page, with metrics and health
+    ///
+    /// For this machine only, and without a way to change anything, unless it is told otherwise.
+    #[cfg(feature = "serve")]
+    Serve(crate::serve::Serve),
     /// End a grant in its holder's place
     ///
     /// The holder learns of it at its next renewal, and `distlock run` then ends its command.

@@ -13,12 +13,18 @@ mod group;
 mod job;
 mod keeper;
 mod nested;
+#[cfg(any(feature = "serve", feature = "watch"))]
+mod observe;
 mod run;
+#[cfg(feature = "serve")]
+mod serve;
 mod show;
 mod signals;
 mod terminal;
 mod verbs;
 mod waiting;
+#[cfg(feature = "watch")]
+mod watch;
 
 use std::{env, io, process};
 
@@ -72,6 +78,10 @@ fn dispatch(args: Args) -> Result<i32, Failure> {
         Command::Try(claim) => block_on(verbs::try_once(claim, global)),
         Command::Inspect { key } => block_on(verbs::inspect(key, global)),
         Command::List { prefix } => block_on(verbs::list(prefix, global)),
+        #[cfg(feature = "watch")]
+        Command::Watch { prefix } => block_on(watch::watch(prefix, global)),
+        #[cfg(feature = "serve")]
+        Command::Serve(options) => block_on(serve::serve(options, global)),
         Command::Doctor { strict } => block_on(doctor::doctor(strict, global)),
         #[cfg(feature = "bench")]
         Command::Bench => Err(bench::misplaced()),

@@ -183,15 +183,28 @@ impl RedisLock {
         }
     }
 
-    /// The reply of inspect.lua.
-    async fn look(&self, key: &LockKey) -> Result<Value, StoreError> {
-        let inspect = self
-            .lane
-            .connection
-            .run(&self.lane.scripts.inspect, |command| {
-                self.lane.keys(command, key, &Part::STATE);
+    /// The replies of inspect.lua, in the order of the locks.
+    async fn look(&self, locks: &[&LockKey]) -> Result<Vec<Value>, StoreError> {
+        let lane = &self.lane;
+        let batches = locks.chunks(self.share()).map(async |batch| {
+            let inspect = lane.connection.run(&lane.scripts.inspect, |command| {
+                command.arg(batch.len() * Part::STATE.len());
+                for key in batch {
+                    add_keys(command, &self.options.prefix, key, &Part::STATE);
+                }
             });
-        Ok(inspect.await?.value)
+            match inspect.await?.value {
+                Value::Array(replies) if replies.len() == batch.len() => Ok(replies),
+                reply => Err(strange(&reply)),
+            }
+        });
+        Ok(try_join_all(batches).await?.concat())
+    }
+
+    /// How many locks one script may be about that does little for each: it may keep the server
+    /// busy for some milliseconds, and keys of several slots do not go into one script.
+    fn share(&self) -> usize {
+        if self.lane.together { 1000 } else { 1 }
     }
 
     async fn scan(
@@ -310,17 +323,17 @@ impl DistributedLock for RedisLock {
     }
 
     async fn renew_all(&self, claims: &[Claim]) -> Vec<Result<Renewal, StoreError>> {
-        // A script may keep the server busy for some milliseconds, and keys of several slots do
-        // not go into one script.
-        let size = if self.lane.together { 500 } else { 1 };
-        let batches = claims.chunks(size).map(|batch| self.renew_batch(batch));
+        let batches = claims
+            .chunks(self.share())
+            .map(|batch| self.renew_batch(batch));
         let answers = join_all(batches).await;
         answers.into_iter().flatten().collect()
     }
 
     async fn inspect(&self, key: &LockKey) -> Result<Option<LockInfo>, StoreError> {
-        let reply = self.look(key).await?;
-        record::info(key, &reply)
+        let replies = self.look(&[key]).await?;
+        let reply = replies.first().unwrap_or(&Value::Nil);
+        record::info(key, reply)
     }
 
     async fn list(&self, prefix: &str, page: Page) -> Result<LockPage, StoreError> {
@@ -331,22 +344,22 @@ impl DistributedLock for RedisLock {
         let mut seen = HashSet::new();
         let mut locks = Vec::new();
         for _ in 0..ROUNDS {
-            let (next, names) = self.scan(&cursor, &pattern, limit.clamp(10, 1000)).await?;
+            // A lock has up to four keys, and a table of keys more places than those.
+            let places = limit.saturating_mul(5).clamp(50, 5000);
+            let (next, names) = self.scan(&cursor, &pattern, places).await?;
             cursor = next;
             let found = names.iter().filter_map(|name| match name {
                 Value::BulkString(name) => record::lock_of(&self.options.prefix, name),
                 _ => None,
             });
             let fresh: Vec<_> = found.filter(|found| seen.insert(found.clone())).collect();
-            let looks = fresh.iter().map(|(key, part)| async move {
-                let reply = self.look(key).await?;
+            let keys: Vec<_> = fresh.iter().map(|(key, _)| key).collect();
+            for ((key, part), reply) in fresh.iter().zip(self.look(&keys).await?) {
                 // A lock that has a claim is found by it, maybe on another page.
-                match part {
-                    Part::Queue if record::has_claim(&reply) => Ok(None),
-                    _ => record::info(key, &reply),
+                if !(*part == Part::Queue && record::has_claim(&reply)) {
+                    locks.extend(record::info(key, &reply)?);
                 }
-            });
-            locks.extend(try_join_all(looks).await?.into_iter().flatten());
+            }
             if cursor == "0" || locks.len() >= limit {
                 break;
             }

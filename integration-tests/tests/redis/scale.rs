@@ -1,10 +1,10 @@
 //! Many locks and many waiters: connections, commands, keys.
 
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 
 use futures_util::future::join_all;
 use integration_tests::servers::redis::RedisServer;
-use lock_core::DistributedLock;
+use lock_core::{DistributedLock, Page};
 use tokio::time::{Instant, sleep};
 
 use crate::support::*;
@@ -62,6 +62,33 @@ async fn a_thousand_locks_and_a_thousand_waiters_are_cheap() {
     drop((held, busy));
     let left = waiters.shutdown().await;
     assert!(left.is_clean(), "{left:?}");
+}
+
+/// Who watches the locks of a server costs it little: a thousand are listed with a few commands.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_locks_are_listed_with_a_few_commands() {
+    let server = RedisServer::start();
+    let client = client(&server).await;
+    let held = join_all((0..1000).map(|n| client.acquire(format!("held {n}")))).await;
+    server.command(&["CONFIG", "RESETSTAT"]);
+    let mut page = Page {
+        limit: 1000,
+        cursor: None,
+    };
+    let mut listed = HashSet::new();
+    loop {
+        let part = client.list("held", page.clone()).await.unwrap();
+        listed.extend(part.locks.into_iter().map(|info| info.key));
+        match part.next {
+            Some(next) => page.cursor = Some(next),
+            None => break,
+        }
+    }
+    let commands = sent(&server) + server.calls("scan");
+    assert_eq!(listed.len(), 1000);
+    // A renewal may be among them.
+    assert!(commands <= 6, "{commands} commands");
+    drop(held);
 }
 
 /// A30, B128, and the "Contention": at most 5 commands a hand-over, for 16 waiters and

@@ -1,23 +1,33 @@
--- Who holds a lock and who waits for it; changes nothing.
+-- Who holds locks and who waits for them; changes nothing.
 --
--- KEYS  1 claim  2 queue  3 waiters
+-- KEYS  for each lock: claim, queue, waiters
 --
--- Replies
---   nil                                           nobody holds it and nobody waits
+-- Replies with a list, in the order of the locks:
+--   nil                                             nobody holds it and nobody waits
 --   {claim, ms left, now in µs, waiter, waiter, …}  the claim is "" when there is none
-local claim = redis.call('GET', KEYS[1])
-local queue = redis.call('ZRANGE', KEYS[2], 0, -1)
-if not claim and #queue == 0 then
-	return false
-end
 local time = redis.call('TIME')
-local answer = { claim or '', redis.call('PTTL', KEYS[1]), time[1] .. string.format('%06d', time[2]) }
-local entries = {}
-local all = redis.call('HGETALL', KEYS[3])
-for i = 1, #all, 2 do
-	entries[all[i]] = all[i + 1]
+local now = time[1] .. string.format('%06d', time[2])
+
+local function look(claim, queue, waiters)
+	local holder = redis.call('GET', claim)
+	local holds = redis.call('ZRANGE', queue, 0, -1)
+	if not holder and #holds == 0 then
+		return false
+	end
+	local answer = { holder or '', redis.call('PTTL', claim), now }
+	local entries = {}
+	local all = redis.call('HGETALL', waiters)
+	for i = 1, #all, 2 do
+		entries[all[i]] = all[i + 1]
+	end
+	for _, hold in ipairs(holds) do
+		answer[#answer + 1] = entries[hold]
+	end
+	return answer
 end
-for _, hold in ipairs(queue) do
-	answer[#answer + 1] = entries[hold]
+
+local answers = {}
+for i = 1, #KEYS, 3 do
+	answers[#answers + 1] = look(KEYS[i], KEYS[i + 1], KEYS[i + 2])
 end
-return answer
+return answers
